@@ -1,0 +1,58 @@
+"""The job: what a user writes. Ordinary torch objects; no base class to inherit.
+
+A job file has a factory that returns a :class:`Job`::
+
+    def job(width: int = 256) -> Job:
+        return Job(
+            model=Net(width),
+            loss=nn.functional.cross_entropy,
+            train_data=dataset,                     # map-style: (inputs, targets)
+            evaluation_data=held_out,
+            optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=3e-4),
+            microbatch_size=8,
+        )
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:  # so that ``from launcher import Job`` costs nothing before torch is needed
+    import torch
+
+__all__ = ["Job", "MapDataset"]
+
+
+class MapDataset(Protocol):
+    """A map-style dataset: ``len()`` and integer indexing, as ``torch.utils.data.Dataset``.
+
+    A sample is ``(inputs, targets)``, where each may itself be a tuple or dict of tensors, or one
+    dict (a Hugging Face batch). Samples are stacked with ``torch.utils.data.default_collate``.
+    """
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> Any: ...
+
+
+@dataclass(frozen=True)
+class Job:
+    """A model and how it is trained.
+
+    ``loss(outputs, targets)`` must return the mean over the microbatch. Without ``loss`` a sample is
+    what the model takes, and the model returns its loss: a scalar, or an object with ``.loss``.
+    ``optimizer`` is called once per worker with that stage's parameters. ``metrics`` are computed in
+    evaluation, ``metric(outputs, targets)`` being a mean over the microbatch too.
+    """
+
+    model: torch.nn.Module
+    train_data: MapDataset
+    optimizer: Callable[[Iterable[torch.nn.Parameter]], torch.optim.Optimizer]
+    microbatch_size: int
+    loss: Callable[[Any, Any], torch.Tensor] | None = None
+    evaluation_data: MapDataset | None = None
+    metrics: Mapping[str, Callable[[Any, Any], torch.Tensor]] = field(default_factory=dict)
+    shuffle: bool = True
+    loader_processes: int = 0

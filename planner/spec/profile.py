@@ -1,0 +1,154 @@
+"""What a model costs, layer by layer, on one device: the planner's input.
+
+Layers stand in execution order, which is a topological order of the graph. Every time and every
+byte count is for one microbatch, except ``update_us`` and ``copy_us``, which are for one update.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from planner.spec.files import require
+
+__all__ = ["Device", "JobReference", "Layer", "Measured", "Profile", "Tensor", "TiedParameter"]
+
+
+@dataclass(frozen=True)
+class JobReference:
+    """Which job was profiled: ``FILE.py`` or ``package.module:function``, and what its factory was given."""
+
+    target: str
+    settings: dict[str, str | int | float | bool]
+
+
+@dataclass(frozen=True)
+class Device:
+    """The device the profile was measured on, and the machine around it (``--cluster local``)."""
+
+    kind: str  # "cpu" or "cuda"
+    name: str
+    count: int  # devices of this kind on the machine
+    threads: int  # threads one worker computes with (CPU)
+    memory_bytes: int  # what one worker may use
+    link_bandwidth_bytes_per_s: float  # between two workers on the machine
+    link_latency_us: float
+
+    def __post_init__(self) -> None:
+        require(self.count >= 1, f"device count {self.count} is below 1")
+        require(self.threads >= 1, f"threads {self.threads} is below 1")
+        require(self.memory_bytes >= 1, f"memory_bytes {self.memory_bytes} is below 1")
+        require(self.link_bandwidth_bytes_per_s > 0, f"link_bandwidth_bytes_per_s {self.link_bandwidth_bytes_per_s} is not above 0")
+        require(self.link_latency_us >= 0, f"link_latency_us {self.link_latency_us} is below 0")
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One node of the model graph: normally the operations of one leaf module.
+
+    ``saved_bytes`` counts what this layer's backward needs, each storage once and at the layer that
+    made it; parameters are not in it. ``copy_us`` is the time to copy this layer's parameters once,
+    which a policy that stashes versions pays per update.
+    """
+
+    name: str
+    forward_us: float
+    backward_us: float
+    forward_spread_us: float  # interquartile range of the repeats
+    backward_spread_us: float
+    update_us: float
+    copy_us: float
+    parameter_bytes: int  # trainable; gradients are as large
+    buffer_bytes: int
+    optimizer_bytes: int
+    saved_bytes: int
+    workspace_bytes: int  # peak beyond inputs, outputs and saved tensors
+    reads: tuple[str, ...]  # data inputs this layer uses
+
+    def __post_init__(self) -> None:
+        for field in ("forward_us", "backward_us", "forward_spread_us", "backward_spread_us", "update_us", "copy_us",
+                      "parameter_bytes", "buffer_bytes", "optimizer_bytes", "saved_bytes", "workspace_bytes"):
+            value = getattr(self, field)
+            require(0 <= value < 1e18, f"{field} {value} is not between 0 and 1e18")
+        require(bool(self.name), "name is empty")
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A value one layer makes and later layers use. It crosses a cut once, however many use it."""
+
+    name: str
+    source: int  # index of the layer that makes it
+    consumers: tuple[int, ...]  # indices of the layers that use it, ascending
+    forward_bytes: int
+    gradient_bytes: int  # 0 for a tensor without gradient
+
+    def __post_init__(self) -> None:
+        require(0 <= self.source, f"source {self.source} is below 0")
+        require(bool(self.consumers), "consumers is empty")
+        require(list(self.consumers) == sorted(set(self.consumers)), f"consumers {list(self.consumers)} are not ascending and distinct")
+        require(self.consumers[0] > self.source, f"consumer {self.consumers[0]} is not after source {self.source}")
+        for field in ("forward_bytes", "gradient_bytes"):
+            value = getattr(self, field)
+            require(0 <= value < 1e18, f"{field} {value} is not between 0 and 1e18")
+
+
+@dataclass(frozen=True)
+class TiedParameter:
+    """A parameter that several layers use (a tied embedding)."""
+
+    name: str
+    parameter_bytes: int
+    layers: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        require(len(self.layers) >= 2, f"layers {list(self.layers)} are fewer than 2")
+        require(list(self.layers) == sorted(set(self.layers)), f"layers {list(self.layers)} are not ascending and distinct")
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The whole model's step, measured uncut on the same device, to hold the sum of layers against."""
+
+    forward_us: float
+    backward_us: float
+    update_us: float
+
+    def __post_init__(self) -> None:
+        for field in ("forward_us", "backward_us", "update_us"):
+            value = getattr(self, field)
+            require(0 <= value < 1e18, f"{field} {value} is not between 0 and 1e18")
+
+
+@dataclass(frozen=True)
+class Profile:
+    """A profiled model. ``fingerprint`` names the captured graph, so that a plan refuses another one."""
+
+    FORMAT: ClassVar[str] = "pipedream-profile"
+    VERSION: ClassVar[int] = 1
+
+    model: str
+    job: JobReference | None
+    command: str
+    fingerprint: str
+    device: Device
+    microbatch_size: int
+    estimated: bool
+    measured: Measured | None
+    layers: tuple[Layer, ...]
+    tensors: tuple[Tensor, ...]
+    tied: tuple[TiedParameter, ...]
+
+    def __post_init__(self) -> None:
+        require(self.microbatch_size >= 1, f"microbatch_size {self.microbatch_size} is below 1")
+        require(bool(self.layers), "layers is empty: there is nothing to plan")
+        seen: set[str] = set()
+        for index, layer in enumerate(self.layers):
+            require(layer.name not in seen, f"layers[{index}].name {layer.name!r} appears twice")
+            seen.add(layer.name)
+        for index, tensor in enumerate(self.tensors):
+            last = tensor.consumers[-1]
+            require(last < len(self.layers), f"tensors[{index}].consumers names layer {last}, there are {len(self.layers)}")
+        for index, tied in enumerate(self.tied):
+            inside = 0 <= tied.layers[0] and tied.layers[-1] < len(self.layers)
+            require(inside, f"tied[{index}].layers {list(tied.layers)} are not among {len(self.layers)} layers")
