@@ -1,0 +1,54 @@
+"""What a run measured: ``summary.json`` in the run directory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+__all__ = ["Evaluation", "StageMeasurement", "Summary"]
+
+
+@dataclass(frozen=True)
+class StageMeasurement:
+    """Mean times of one stage's replicas over the steady part of the run.
+
+    ``forward_us`` and ``backward_us`` are per microbatch the replica ran, ``update_us`` and
+    ``allreduce_us`` per update. ``microbatch_us`` puts them together per microbatch of the whole
+    pipeline, as the plan's prediction does. ``idle_share`` is the share of time spent waiting.
+    """
+
+    forward_us: float
+    backward_us: float
+    update_us: float
+    allreduce_us: float
+    microbatch_us: float
+    idle_share: float
+    peak_memory_bytes: int
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Means over the evaluation data with the weights of ``update``: ``loss`` and the job's metrics."""
+
+    update: int
+    values: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A finished run. ``microbatch_us`` is measured over the steady part: warm-up and drain left out."""
+
+    FORMAT: ClassVar[str] = "pipedream-summary"
+    VERSION: ClassVar[int] = 1
+
+    plan_digest: str
+    seed: int
+    updates: int
+    microbatches: int
+    samples: int
+    duration_s: float
+    microbatch_us: float
+    samples_per_s: float
+    final_train_loss: float  # mean over the last tenth of the updates
+    evaluations: tuple[Evaluation, ...]
+    stages: tuple[StageMeasurement, ...]
