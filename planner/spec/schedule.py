@@ -18,6 +18,7 @@ reproducible, and a simulation of it can be exact.
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Iterator
@@ -59,14 +60,19 @@ def parse_op(text: str) -> Op:
 def default_in_flight(replicas: tuple[int, ...], extra_per_link: int = 0) -> tuple[int, ...]:
     """Forwards each stage's replica admits: ``ceil(sum(r_k..r_{n-1}) / r_k)`` (1F1B-RR).
 
-    ``extra_per_link`` more microbatches in flight hide every later link's transfer time, as a link
-    is itself a pipeline stage: stage k of n admits ``extra_per_link * (n - 1 - k)`` more.
+    A link is itself a pipeline stage when a transfer takes about as long as a stage's compute. With
+    ``extra_per_link`` e its transfers are hidden by e microbatches more per link and replica in
+    flight: the sum over the later stages grows by ``e * max(r_j, r_{j+1})`` for every later link.
+    Without replicas that is ``n - k + e * (n - 1 - k)`` for stage k of n.
 
     >>> default_in_flight((1, 1, 1)), default_in_flight((2, 1)), default_in_flight((1, 1, 1), 1)
     ((3, 2, 1), (2, 1), (5, 3, 1))
     """
-    n = len(replicas)
-    return tuple(math.ceil(sum(replicas[k:]) / replicas[k]) + extra_per_link * (n - 1 - k) for k in range(n))
+    depths = []
+    for k, r in enumerate(replicas):
+        links = sum(max(pair) for pair in itertools.pairwise(replicas[k:]))
+        depths.append(math.ceil((sum(replicas[k:]) + extra_per_link * links) / r))
+    return tuple(depths)
 
 
 @dataclass(frozen=True)
