@@ -1,0 +1,76 @@
+# Everything a newcomer needs: `make demo` and `make test` set up what they need themselves.
+#   make demo PYTHON=python3.12          another interpreter
+#   make demo TORCH="torch==2.9.0"       another torch
+#   make demo VENV=/elsewhere/venv       another place for the environment
+
+SHELL := /bin/bash
+PYTHON ?= python3
+VENV ?= .venv
+TORCH_VERSION ?= 2.13.0
+
+# Without a GPU, ask for the CPU build by name: a plain `torch` can bring several GB of CUDA.
+ifeq ($(shell uname -s),Linux)
+ifeq ($(shell command -v nvidia-smi),)
+TORCH ?= torch==$(TORCH_VERSION)+cpu
+endif
+endif
+TORCH ?= torch==$(TORCH_VERSION)
+TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
+
+OUT ?= demo-output
+STEPS ?= 300
+
+BIN := $(VENV)/bin
+PIP := "$(BIN)/python" -m pip --disable-pip-version-check
+PIPEDREAM := "$(BIN)/pipedream"
+READY := $(VENV)/.pipedream-installed
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test smoke lint types check install clean FORCE
+
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+
+demo: $(READY) ## profile, plan and train a small language model with two workers on this CPU
+	@mkdir -p "$(OUT)"
+	$(PIPEDREAM) profile examples/bytes_gpt.py --threads 1 -o "$(OUT)/profile.json"
+	$(PIPEDREAM) plan "$(OUT)/profile.json" --cluster local --devices 2 --stages 2 -o "$(OUT)/plan.json"
+	$(PIPEDREAM) train "$(OUT)/plan.json" --steps $(STEPS) --run-dir "$$(mktemp -d "$(OUT)/run-XXXXXX")" --oversubscribe
+
+test: $(READY) ## run the tests
+	"$(BIN)/python" -m pytest
+
+smoke: $(READY) ## run the installed command from profile to train, checking exit codes and --json
+	"$(BIN)/python" tests/smoke.py $(PIPEDREAM)
+
+lint: $(READY) ## check style
+	"$(BIN)/python" -m ruff check .
+
+types: $(READY) ## check types
+	"$(BIN)/python" -m mypy
+
+check: lint types test smoke ## everything that continuous integration runs
+
+install: $(READY) ## create the environment only
+
+clean: ## remove the environment and everything that was built
+	rm -rf "$(VENV)" "$(OUT)" build dist *.egg-info .pytest_cache .hypothesis .mypy_cache .ruff_cache
+	find . -name __pycache__ -type d -not -path "./.git/*" -prune -exec rm -rf {} +
+
+# The name of the wanted torch is kept in a file, so that another TORCH installs again.
+$(VENV)/.torch-wanted: FORCE
+	@test -x "$(BIN)/python" || { echo "creating $(VENV)"; "$(PYTHON)" -m venv "$(VENV)"; }
+	@"$(BIN)/python" -c 'import sys; sys.exit("error: Python %d.%d is too old, 3.10 is needed\nhint: make demo PYTHON=python3.11" % sys.version_info[:2] if sys.version_info < (3, 10) else 0)'
+	@echo '$(TORCH)' | cmp -s - "$@" || echo '$(TORCH)' > "$@"
+
+$(VENV)/.torch-installed: $(VENV)/.torch-wanted
+	@echo "installing $(TORCH)"
+	@$(PIP) install --quiet $(TORCH) 2> "$(VENV)/torch-install.log" || $(PIP) install --quiet $(TORCH) --index-url $(TORCH_INDEX) || \
+	  { cat "$(VENV)/torch-install.log" >&2; echo 'error: cannot install $(TORCH)' >&2; \
+	    echo 'hint: choose a torch for this machine, for example: make demo TORCH=torch' >&2; exit 1; }
+	@touch "$@"
+
+$(READY): $(VENV)/.torch-installed setup.cfg pyproject.toml
+	@echo "installing pipedream and its tools"
+	@$(PIP) install --quiet --editable ".[examples,dev]"
+	@touch "$@"

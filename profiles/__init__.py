@@ -1,0 +1,1 @@
+"""Shipped model profiles and cluster descriptions, addressable by bare name."""
