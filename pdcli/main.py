@@ -1,0 +1,68 @@
+"""The ``pipedream`` command: finds the subcommand, runs it, and turns what goes wrong into an exit code.
+
+Only click and the standard library are imported until a command runs, so that ``--help`` is immediate.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+import click
+
+from pdcli import __version__
+from pdcli.errors import describe, report
+from pdcli.options import SETTINGS
+
+__all__ = ["cli", "main"]
+
+COMMANDS = {"profile": "pdcli.profile_cmd", "plan": "pdcli.plan_cmd", "train": "pdcli.train_cmd"}  # in the order of use
+
+
+class LazyGroup(click.Group):
+    """Imports a command's module when the command is asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        command = importlib.import_module(COMMANDS[cmd_name]).command
+        assert isinstance(command, click.Command)
+        return command
+
+
+@click.group(cls=LazyGroup, context_settings=SETTINGS, invoke_without_command=True, epilog="Start with: pipedream profile JOB.py")
+@click.version_option(__version__, prog_name="pipedream")
+@click.pass_context
+def cli(context: click.Context) -> None:
+    """Plan and run asynchronous pipeline-parallel training of PyTorch models.
+
+    \b
+    pipedream profile JOB.py       what each layer costs         -> profile.json
+    pipedream plan profile.json    stages, replicas, placement   -> plan.json
+    pipedream train plan.json      one worker per device         -> run directory
+    """
+    if context.invoked_subcommand is None:
+        click.echo(context.get_help())
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command line and return its exit code; prints errors, never raises."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        code = cli.main(args=words, prog_name="pipedream", standalone_mode=False)
+        sys.stdout.flush()
+        return code if isinstance(code, int) else 0
+    except BrokenPipeError:  # the reader of our output has gone, as in `pipedream ... | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # so that the interpreter's last flush is quiet too
+        return 141
+    except SystemExit as error:
+        return error.code if isinstance(error.code, int) else 1
+    except BaseException as error:
+        failure = describe(error)
+        report(failure, error, as_json="--json" in words, debug="--debug" in words)
+        return failure.exit_code

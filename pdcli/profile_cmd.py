@@ -1,0 +1,98 @@
+"""``pipedream profile``: what each layer of a job costs on this device."""
+
+from __future__ import annotations
+
+import shlex
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from pdcli import options
+
+if TYPE_CHECKING:
+    from pdcli.output import Output
+    from planner.spec.profile import Profile
+
+__all__ = ["command"]
+
+HEAVIEST = 12  # layers shown
+
+
+@click.command("profile", context_settings=options.SETTINGS)
+@click.argument("job", metavar="JOB")
+@options.settings
+@click.option("-o", "--output", default="profile.json", show_default=True, help="File to write.")
+@click.option("--microbatch-size", type=click.IntRange(min=1), help="Samples in a microbatch.  [default: the job's]")
+@click.option("--repeats", type=click.IntRange(min=1), default=10, show_default=True, help="Measurements of each layer; their median counts.")
+@options.threads
+@options.seed
+@options.common
+@click.pass_context
+def command(context: click.Context, out: Output, job: str, settings: tuple[str, ...], output: str, microbatch_size: int | None,
+            repeats: int, threads: int | None, seed: int) -> None:
+    """Measure every layer of JOB on this device and write a profile.
+
+    JOB is a Python file with a factory called `job`, or package.module:function.
+    """
+    from planner.spec.profile import JobReference
+
+    reference = JobReference(job, options.parse_settings(settings))
+
+    from launcher.profiling.profile import profile_job
+    from planner.spec.files import write_document
+
+    with out.progress() as progress:
+        profile = profile_job(reference, microbatch_size=microbatch_size, repeats=repeats, threads=threads, seed=seed,
+                              command=options.command_line(context), on_progress=progress)
+    write_document(profile, output)
+    show(out, profile)
+    next_command = shlex.join(["pipedream", "plan", output])
+    message = f"wrote {output}: {len(profile.layers)} layers of {profile.model}"
+    out.text(message)
+    out.next(next_command)
+    out.json(message, next_command, {"profile": output, **totals(profile)})
+
+
+def totals(profile: Profile) -> dict[str, Any]:
+    """The sums of the layers, and the whole model's step measured uncut."""
+    measured = profile.measured
+    return {
+        "model": profile.model, "device": profile.device.name, "microbatch_size": profile.microbatch_size,
+        "layers": len(profile.layers),
+        "parameter_bytes": sum(layer.parameter_bytes for layer in profile.layers) - sum(
+            tied.parameter_bytes * (len(tied.layers) - 1) for tied in profile.tied),
+        "forward_us": sum(layer.forward_us for layer in profile.layers),
+        "backward_us": sum(layer.backward_us for layer in profile.layers),
+        "update_us": sum(layer.update_us for layer in profile.layers),
+        "measured_forward_us": measured.forward_us if measured else None,
+        "measured_backward_us": measured.backward_us if measured else None,
+        "measured_update_us": measured.update_us if measured else None,
+    }
+
+
+def show(out: Output, profile: Profile) -> None:
+    """The heaviest layers, and how the sum of all compares with the whole step."""
+    from planner.spec.units import format_bytes, format_duration_us
+
+    whole_us = sum(layer.forward_us + layer.backward_us for layer in profile.layers) or 1.0
+    heaviest = sorted(profile.layers, key=lambda layer: -(layer.forward_us + layer.backward_us))[:HEAVIEST]
+    rows = []
+    for layer in heaviest:
+        spread_us = layer.forward_spread_us + layer.backward_spread_us
+        rows.append((layer.name, format_duration_us(layer.forward_us), format_duration_us(layer.backward_us), f"±{format_duration_us(spread_us / 2)}",
+                     f"{(layer.forward_us + layer.backward_us) / whole_us:.1%}", format_bytes(layer.parameter_bytes), format_bytes(layer.saved_bytes)))
+    device = profile.device
+    out.text(f"{profile.model} on {device.name} ({device.kind}, {device.threads} thread{'s' * (device.threads > 1)}), "
+             f"microbatches of {profile.microbatch_size}")
+    title = f"heaviest {len(rows)} of {len(profile.layers)} layers" if len(rows) < len(profile.layers) else "layers"
+    out.table(title, ("layer", "forward", "backward", "spread", "share", "parameters", "saved"), rows)
+    sums = totals(profile)
+    out.text(f"sum of layers   forward {format_duration_us(sums['forward_us'])}, backward {format_duration_us(sums['backward_us'])}, "
+             f"update {format_duration_us(sums['update_us'])}")
+    if profile.measured is not None:
+        measured = profile.measured
+        step_us = measured.forward_us + measured.backward_us
+        out.text(f"whole step      forward {format_duration_us(measured.forward_us)}, backward {format_duration_us(measured.backward_us)}, "
+                 f"update {format_duration_us(measured.update_us)}")
+        if step_us > 0:
+            out.text(f"the layers' forward and backward add up to {whole_us / step_us:.1%} of the whole step, measured uncut")

@@ -1,0 +1,176 @@
+"""``pipedream train``: carry a plan out with one worker process per replica."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from pdcli import options
+
+if TYPE_CHECKING:
+    from launcher.launch import Progress
+    from pdcli.output import Output
+    from planner.spec.plan import Plan
+    from planner.spec.profile import JobReference
+    from planner.spec.summary import Summary
+
+__all__ = ["command"]
+
+
+@click.command("train", context_settings=options.SETTINGS)
+@click.argument("plan", metavar="PLAN")
+@click.option("--job", metavar="JOB", help="The job to train.  [default: the one that was profiled]")
+@options.settings
+@click.option("--steps", type=click.IntRange(min=1), help="Updates of the weights.")
+@click.option("--epochs", type=click.IntRange(min=1), help="Passes over the training data.  [default: 1, without --steps]")
+@click.option("--run-dir", metavar="DIR", help="Folder for logs, metrics, trace and weights.  [default: runs/NAME-N]")
+@click.option("--evaluate-every", type=click.IntRange(min=0), default=0, metavar="STEPS", help="Evaluate this often; always at the end.")
+@options.seed
+@options.threads
+@click.option("--oversubscribe", is_flag=True, help="Allow more workers than this machine has devices.")
+@click.option("--timeout", type=click.FloatRange(min=0, min_open=True), default=300.0, show_default=True, metavar="SECONDS",
+              help="A worker silent for so long has failed.")
+@options.common
+def command(out: Output, plan: str, job: str | None, settings: tuple[str, ...], steps: int | None, epochs: int | None, run_dir: str | None,
+            evaluate_every: int, seed: int, threads: int | None, oversubscribe: bool, timeout: float) -> None:
+    """Train the job of PLAN through its pipeline.
+
+    One process per worker runs on this machine. The run directory holds everything the run made.
+    """
+    from planner.spec.errors import BadInput
+    from planner.spec.files import read_document
+    from planner.spec.plan import Plan
+
+    if steps is not None and epochs is not None:
+        raise BadInput(f"both --steps {steps} and --epochs {epochs} are given", hint="give one of them", code="usage")
+    document = read_document(Plan, plan)
+    reference = job_reference(document, job, settings)
+    with run_directory(run_dir, document, reference) as directory:
+        from launcher.launch import TrainSettings, train
+
+        wanted = TrainSettings(run_directory=directory, updates=steps, epochs=epochs if steps or epochs else 1, seed=seed,
+                               evaluate_every=evaluate_every, threads=threads, oversubscribe=oversubscribe, timeout_s=timeout)
+        with out.progress() as update:
+            summary = train(document, reference, wanted, on_progress=lambda progress: update(*describe(progress)))
+    show(out, document, summary, directory)
+    weights, trace = directory / "weights.pt", directory / "trace.json"
+    out.text(f"weights: {weights}")
+    out.text(f"trace:   {trace}   (open it at https://ui.perfetto.dev)")
+    load = f"torch.load({str(weights)!r})"
+    out.next(f"model.load_state_dict({load})")
+    message = f"trained {summary.updates} updates, {summary.samples} samples in {summary.duration_s:.1f} s"
+    out.json(message, f"python -c \"import torch; {load}\"", facts(document, summary, directory))
+
+
+def job_reference(plan: Plan, job: str | None, settings: tuple[str, ...]) -> JobReference:
+    """The job to train: the plan's own, unless ``--job`` names another; ``--set`` adds to its settings."""
+    from planner.spec.errors import BadInput
+    from planner.spec.profile import JobReference
+
+    if job is None and plan.job is None:
+        raise BadInput("the plan does not say which job it is for", hint="name the job: --job JOB.py")
+    given = options.parse_settings(settings)
+    known = dict(plan.job.settings) if plan.job is not None else {}
+    target = job if job is not None else (plan.job.target if plan.job is not None else "")
+    return JobReference(target, known | given)
+
+
+@contextlib.contextmanager
+def run_directory(chosen: str | None, plan: Plan, reference: JobReference) -> Iterator[Path]:
+    """A folder of this run's own; taken away again when the run failed before anything was put into it.
+
+    Raises:
+        BadInput: the folder exists and is not empty, or cannot be made.
+    """
+    from planner.spec.errors import BadInput
+
+    made = None
+    try:
+        if chosen is None:
+            made = path = _next_free(Path("runs"), _short_name(reference.target) or plan.model)
+        else:
+            path = Path(chosen)
+            if not path.exists():
+                path.mkdir(parents=True)
+                made = path
+            elif not path.is_dir() or any(path.iterdir()):
+                raise BadInput(f"the run directory {path} exists and is not empty", hint="give another --run-dir, or leave it out")
+    except OSError as error:
+        raise BadInput(f"cannot make the run directory {error.filename}: {error.strerror}", hint="give another --run-dir") from error
+    try:
+        yield path
+    except BaseException:
+        if made is not None:
+            with contextlib.suppress(OSError):
+                made.rmdir()  # only when empty
+        raise
+
+
+def _short_name(target: str) -> str:
+    stem = Path(target).stem if target.endswith(".py") else target.rpartition(":")[0] or target
+    return re.sub(r"[^A-Za-z0-9_.-]+", "-", stem).strip("-.")
+
+
+def _next_free(parent: Path, name: str) -> Path:
+    """``parent/name-N`` with the smallest N that is free; two runs that start together get two folders."""
+    parent.mkdir(parents=True, exist_ok=True)
+    number = 1
+    while True:
+        path = parent / f"{name}-{number}"
+        try:
+            os.mkdir(path)
+            return path
+        except FileExistsError:
+            number += 1
+
+
+def describe(progress: Progress) -> tuple[str, int, int]:
+    """A progress report as (what, done, total) for :meth:`pdcli.output.Output.progress`."""
+    extra = ""
+    if progress.train_loss is not None:
+        extra += f"  loss {progress.train_loss:.4f}"
+    if progress.samples_per_s:
+        extra += f"  {progress.samples_per_s:.1f} samples/s"
+    return progress.phase + extra, progress.update, progress.updates
+
+
+def facts(plan: Plan, summary: Summary, directory: Path) -> dict[str, Any]:
+    """What ``--json`` says of a run."""
+    from planner.spec.files import encode
+
+    return {
+        "run_directory": str(directory), "weights": str(directory / "weights.pt"), "trace": str(directory / "trace.json"),
+        "predicted_microbatch_us": plan.predicted.microbatch_us, **encode(summary),
+    }
+
+
+def show(out: Output, plan: Plan, summary: Summary, directory: Path) -> None:
+    """The run's results, and what was predicted against what was measured."""
+    from planner.spec.units import format_bytes, format_duration_us
+
+    out.text(f"trained {summary.updates} updates of {plan.model} in {summary.duration_s:.1f} s ({summary.samples} samples)")
+    rows = []
+    for index, (predicted, measured) in enumerate(zip(plan.predicted.stages, summary.stages, strict=True)):
+        rows.append((f"stage {index}", str(len(plan.stages[index].devices)), format_duration_us(predicted.microbatch_us),
+                     format_duration_us(measured.microbatch_us), _ratio(measured.microbatch_us, predicted.microbatch_us),
+                     f"{measured.idle_share:.0%}", format_bytes(predicted.memory.total_bytes), format_bytes(measured.peak_memory_bytes)))
+    rows.append(("pipeline", str(plan.worker_count), format_duration_us(plan.predicted.microbatch_us),
+                 format_duration_us(summary.microbatch_us), _ratio(summary.microbatch_us, plan.predicted.microbatch_us), "", "", ""))
+    out.table("time per microbatch and memory per device",
+              ("", "workers", "predicted", "measured", "ratio", "idle", "predicted memory", "peak memory"), rows)
+    out.text(f"throughput: {summary.samples_per_s:.1f} samples/s")
+    out.text(f"final training loss: {summary.final_train_loss:.4f}")
+    if summary.evaluations:
+        last = summary.evaluations[-1]
+        out.text(f"evaluation after update {last.update}: " + ", ".join(f"{name} {value:.4f}" for name, value in last.values.items()))
+
+
+def _ratio(measured_us: float, predicted_us: float) -> str:
+    return f"{measured_us / predicted_us:.2f}" if predicted_us > 0 else ""
