@@ -57,7 +57,7 @@ def digits() -> tuple[TensorDataset, TensorDataset]:
     try:
         from sklearn.datasets import load_digits
     except ImportError:
-        raise SystemExit("error: scikit-learn is not installed\nhint: pip install scikit-learn") from None
+        raise SystemExit("scikit-learn is not installed: pip install scikit-learn") from None
     bunch = load_digits()
     images = torch.tensor(bunch.images, dtype=torch.float32).unsqueeze(1) / 16
     classes = torch.tensor(bunch.target, dtype=torch.int64)

@@ -1,12 +1,15 @@
 """Trains a job of this folder in an ordinary PyTorch loop, in one process: what the pipeline is compared with.
 
 The initial weights and the order of the samples are those of ``pipedream train`` with the same seed, so
-the same number of steps has seen the same samples. An update follows every microbatch.
+the same number of steps has seen the same samples. For a plan whose batch is A microbatches, give
+``--batch-microbatches A``.
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
+import itertools
 import json
 import sys
 import time
@@ -22,22 +25,26 @@ from launcher.data import MicrobatchSource
 PRINT_EVERY = 50
 
 
-def train(job: Job, steps: int, seed: int) -> float:
-    """``steps`` updates; returns the mean training loss of the last tenth."""
+def train(job: Job, steps: int, batch_microbatches: int, seed: int) -> float:
+    """``steps`` updates; returns the mean training loss of the last tenth of them."""
     assert job.loss is not None
     optimizer = job.optimizer(job.model.parameters())
     order = MicrobatchSource(job.train_data, job.microbatch_size, job.shuffle, seed)
-    batches = DataLoader(job.train_data, batch_sampler=[order.samples(step) for step in range(steps)])  # type: ignore[arg-type, var-annotated]
+    indices = [order.samples(microbatch) for microbatch in range(steps * batch_microbatches)]
+    microbatches = iter(DataLoader(job.train_data, batch_sampler=indices))  # type: ignore[arg-type, var-annotated]
     job.model.train()
     losses: list[float] = []
-    for inputs, targets in batches:
-        loss = job.loss(job.model(inputs), targets)
+    for step in range(1, steps + 1):
         optimizer.zero_grad()
-        loss.backward()
+        total = 0.0
+        for inputs, targets in itertools.islice(microbatches, batch_microbatches):
+            loss = job.loss(job.model(inputs), targets) / batch_microbatches
+            loss.backward()
+            total += loss.item()
         optimizer.step()
-        losses.append(loss.item())
-        if len(losses) % PRINT_EVERY == 0:
-            print(f"step {len(losses)}/{steps}  loss {sum(losses[-PRINT_EVERY:]) / PRINT_EVERY:.4f}", file=sys.stderr)
+        losses.append(total)
+        if step % PRINT_EVERY == 0:
+            print(f"step {step}/{steps}  loss {sum(losses[-PRINT_EVERY:]) / PRINT_EVERY:.4f}", file=sys.stderr)
     tail = losses[-max(1, steps // 10) :]
     return sum(tail) / len(tail)
 
@@ -62,16 +69,19 @@ def main(factory: Callable[..., Job]) -> None:
     parser.add_argument("--plain", action="store_true", help="train in a plain loop (the only thing to do here)")
     parser.add_argument("--steps", type=int, default=300, help="updates (default 300)")
     parser.add_argument("--seed", type=int, default=0, help="seed of weights and order (default 0)")
+    parser.add_argument("--batch-microbatches", type=int, default=1, metavar="A", help="microbatches between two updates (default 1)")
+    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="argument of the job, a number; may be repeated")
     options = parser.parse_args()
     if not options.plain:
         parser.error("nothing to do without --plain; to train through the pipeline: pipedream profile " + sys.argv[0])
     torch.manual_seed(options.seed)
-    job = factory()
+    job = factory(**{name: ast.literal_eval(value) for name, value in (pair.split("=", 1) for pair in options.set)})
     parameters = sum(parameter.numel() for parameter in job.model.parameters())
     print(f"{parameters} parameters, {len(job.train_data)} training samples", file=sys.stderr)
     start_s = time.perf_counter()
-    train_loss = train(job, options.steps, options.seed)
+    train_loss = train(job, options.steps, options.batch_microbatches, options.seed)
     duration_s = time.perf_counter() - start_s
-    result = {"updates": options.steps, "samples": options.steps * job.microbatch_size, "final_train_loss": train_loss,
-              "samples_per_s": options.steps * job.microbatch_size / duration_s, "evaluation": evaluate(job)}
+    samples = options.steps * options.batch_microbatches * job.microbatch_size
+    result = {"updates": options.steps, "samples": samples, "final_train_loss": train_loss,
+              "samples_per_s": samples / duration_s, "evaluation": evaluate(job)}
     print(json.dumps(result, indent=1))

@@ -59,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return code if isinstance(code, int) else 0
     except BrokenPipeError:  # the reader of our output has gone, as in `pipedream ... | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # so that the interpreter's last flush is quiet too
-        return 141
+        return 1  # as click itself does
     except SystemExit as error:
         return error.code if isinstance(error.code, int) else 1
     except BaseException as error:

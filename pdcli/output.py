@@ -36,7 +36,7 @@ def claimed_stdout() -> Iterator[TextIO]:
         return
     own = os.dup(1)
     os.dup2(2, 1)
-    stream = open(own, "w", encoding=sys.stdout.encoding, errors=sys.stdout.errors)
+    stream = os.fdopen(own, "w", encoding=sys.stdout.encoding, errors=sys.stdout.errors)
     try:
         with contextlib.redirect_stdout(sys.stderr):
             yield stream
@@ -130,7 +130,7 @@ class Output:
             tasks: dict[str, Any] = {}
 
             def update(what: str, done: int, total: int) -> None:
-                key, _, extra = what.partition("  ")
+                key = what.partition("  ")[0]
                 if key not in tasks:
                     tasks[key] = bars.add_task(what, total=total)
                 bars.update(tasks[key], description=what, completed=done, total=total)

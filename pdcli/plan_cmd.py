@@ -26,7 +26,8 @@ POLICIES = ("stash", "vertical", "2bw", "flush", "latest")
 @click.option("--inter-bandwidth", metavar="RATE", help="Link of each server to the others, such as 10Gbit/s.")
 @click.option("--memory", metavar="BYTES", help="Memory of each device, such as 16GB.  [default: the cluster's]")
 @click.option("--policy", type=click.Choice(POLICIES), default="stash", show_default=True, help="Which weights a microbatch sees.")
-@click.option("--batch-microbatches", type=click.IntRange(min=1), help="Microbatches between two updates.  [default: as few as the replicas allow]")
+@click.option("--batch-microbatches", type=click.IntRange(min=1),
+              help="Microbatches between two updates.  [default: as few as the replicas allow]")
 @click.option("--stages", type=click.IntRange(min=1), help="Exactly so many stages.  [default: the fastest number]")
 @click.option("--max-replicas", type=click.IntRange(min=1), help="At most so many replicas of a stage.")
 @click.option("--devices", type=click.IntRange(min=1), help="Use at most so many devices.")
@@ -114,9 +115,9 @@ def show(out: Output, plan: Plan, sentence: str) -> None:
                      str(stage.in_flight), format_duration_us(predicted.compute_us), format_duration_us(predicted.update_us),
                      format_duration_us(predicted.allreduce_us), format_duration_us(predicted.microbatch_us)))
         memory = predicted.memory
+        parts = (memory.weights_bytes, memory.gradients_bytes, memory.optimizer_bytes, memory.activations_bytes, memory.workspace_bytes)
         available = "unknown" if predicted.available_bytes is None else format_bytes(predicted.available_bytes)
-        memory_rows.append((str(index), format_bytes(memory.weights_bytes), format_bytes(memory.gradients_bytes), format_bytes(memory.optimizer_bytes),
-                            format_bytes(memory.activations_bytes), format_bytes(memory.workspace_bytes), format_bytes(memory.total_bytes), available))
+        memory_rows.append((str(index), *map(format_bytes, parts), format_bytes(memory.total_bytes), available))
     batch = plan.batch_microbatches
     out.text(f"{plan.model} on {plan.cluster.name}: policy {plan.policy}, an update after every "
              f"{'microbatch' if batch == 1 else f'{batch} microbatches'} of {plan.microbatch_size}")
@@ -128,16 +129,17 @@ def show(out: Output, plan: Plan, sentence: str) -> None:
     samples_per_s = plan.microbatch_size * 1e6 / predicted_us if predicted_us > 0 else 0.0
     out.text(f"predicted {format_duration_us(predicted_us)} per microbatch, {samples_per_s:.1f} samples/s")
     out.text(f"bottleneck (predicted): {sentence}")
-    against = [f"{name} {base_us / predicted_us:.2f}x" for name, base_us in
-               (("one device", plan.predicted.one_device_us), (f"data parallelism on {plan.cluster.device_count} devices", plan.predicted.data_parallel_us))
-               if 0 < base_us < float("inf") and predicted_us > 0]
+    baselines = (("one device", plan.predicted.one_device_us),
+                 (f"data parallelism on {plan.cluster.device_count} devices", plan.predicted.data_parallel_us))
+    against = [f"{name} {base_us / predicted_us:.2f}x" for name, base_us in baselines if 0 < base_us < float("inf") and predicted_us > 0]
     if against:
         out.text(f"predicted speed-up over {', over '.join(against)}")
     solver = plan.solver
+    bound = format_duration_us(solver.bound_us)
     if solver.status == "optimal":
-        proof = f"optimal: {solver.name} proved that no plan is faster than {format_duration_us(solver.bound_us)}"
+        proof = f"optimal: {solver.name} proved that no plan is predicted to be faster than {bound}"
     else:
-        proof = f"best found by {solver.name}: at most {solver.gap:.1%} slower than the fastest possible (bound {format_duration_us(solver.bound_us)})"
+        proof = f"best found by {solver.name}: within {solver.gap:.1%} of the bound {bound}, not proven optimal"
     out.text(proof + (f"; left out of the search: {solver.restricted}" if solver.restricted else ""))
 
 

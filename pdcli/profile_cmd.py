@@ -23,7 +23,8 @@ HEAVIEST = 12  # layers shown
 @options.settings
 @click.option("-o", "--output", default="profile.json", show_default=True, help="File to write.")
 @click.option("--microbatch-size", type=click.IntRange(min=1), help="Samples in a microbatch.  [default: the job's]")
-@click.option("--repeats", type=click.IntRange(min=1), default=10, show_default=True, help="Measurements of each layer; their median counts.")
+@click.option("--repeats", type=click.IntRange(min=1), default=10, show_default=True,
+              help="Measurements of each layer; their median counts.")
 @options.threads
 @options.seed
 @options.common
@@ -78,9 +79,10 @@ def show(out: Output, profile: Profile) -> None:
     heaviest = sorted(profile.layers, key=lambda layer: -(layer.forward_us + layer.backward_us))[:HEAVIEST]
     rows = []
     for layer in heaviest:
-        spread_us = layer.forward_spread_us + layer.backward_spread_us
-        rows.append((layer.name, format_duration_us(layer.forward_us), format_duration_us(layer.backward_us), f"±{format_duration_us(spread_us / 2)}",
-                     f"{(layer.forward_us + layer.backward_us) / whole_us:.1%}", format_bytes(layer.parameter_bytes), format_bytes(layer.saved_bytes)))
+        both_us = layer.forward_us + layer.backward_us
+        spread = f"±{format_duration_us((layer.forward_spread_us + layer.backward_spread_us) / 2)}"  # half the interquartile range
+        rows.append((layer.name, format_duration_us(layer.forward_us), format_duration_us(layer.backward_us), spread,
+                     f"{both_us / whole_us:.1%}", format_bytes(layer.parameter_bytes), format_bytes(layer.saved_bytes)))
     device = profile.device
     out.text(f"{profile.model} on {device.name} ({device.kind}, {device.threads} thread{'s' * (device.threads > 1)}), "
              f"microbatches of {profile.microbatch_size}")
