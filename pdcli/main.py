@@ -54,12 +54,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command line and return its exit code; prints errors, never raises."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        code = cli.main(args=words, prog_name="pipedream", standalone_mode=False)
+        code = _run(words)
         sys.stdout.flush()
-        return code if isinstance(code, int) else 0
+        return code
     except BrokenPipeError:  # the reader of our output has gone, as in `pipedream ... | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # so that the interpreter's last flush is quiet too
         return 1  # as click itself does
+
+
+def _run(words: list[str]) -> int:
+    try:
+        code = cli.main(args=words, prog_name="pipedream", standalone_mode=False)
+        return code if isinstance(code, int) else 0
+    except BrokenPipeError:
+        raise
     except SystemExit as error:
         return error.code if isinstance(error.code, int) else 1
     except BaseException as error:
