@@ -1,0 +1,28 @@
+"""What a worker tells about itself while it runs. The base class ignores everything."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from planner.spec.schedule import Op
+
+__all__ = ["Observer"]
+
+
+class Observer:
+    """Called by the worker's loop; times are ``time.monotonic_ns()``."""
+
+    def waiting(self, op: Op) -> None:
+        """The worker starts to wait for another worker, which ``op`` needs."""
+
+    def running(self, op: Op) -> None:
+        """The worker has what ``op`` needs and starts it."""
+
+    def spent(self, op: Op, category: str, start_ns: int, end_ns: int) -> None:
+        """A part of ``op`` is over: forward, backward, update, allreduce, evaluate, data or wait."""
+
+    def updated(self, batch: int, loss: float | None) -> None:
+        """The update after ``batch`` is done; ``loss`` is the batch's mean, known at the last stage."""
+
+    def evaluated(self, batch: int, values: Mapping[str, float]) -> None:
+        """Means over the evaluation data with the weights after ``batch``; at the last stage only."""

@@ -1,0 +1,112 @@
+"""Forward and backward of one microbatch through one stage's program.
+
+Every received tensor becomes a detached leaf, so a stage's graph ends at its borders; between forward
+and backward only the graph's roots and those leaves are kept. Sent tensors are not kept: their
+storage lives on only where autograd saved it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+
+from launcher.program import StageProgram, Value
+from launcher.runtime.weights import Version, WeightVersions
+
+__all__ = ["Stage", "gradient_values", "owned", "storages"]
+
+
+def gradient_values(values: Sequence[Value]) -> tuple[Value, ...]:
+    """Those of the values that cross a cut whose gradients come back over it."""
+    return tuple(value for value in values if value.requires_grad)
+
+
+@dataclass(frozen=True)
+class _Pending:
+    """What the backward of one microbatch needs beside the graph itself."""
+
+    version: Version
+    leaves: tuple[torch.Tensor, ...]  # received tensors whose gradient is sent back
+    roots: tuple[GradientEdge | None, ...]  # of the sent tensors that get a gradient, or of the loss
+    seed: torch.Tensor | None  # the loss's own gradient
+
+
+class Stage:
+    """One stage of the model with its weight versions and buffers.
+
+    ``batch_microbatches`` divides the loss's gradient, so that the gradients of a batch's microbatches
+    (over all replicas) sum to the gradient of their mean loss.
+    """
+
+    def __init__(self, program: StageProgram, weights: WeightVersions, buffers: Sequence[torch.Tensor], batch_microbatches: int) -> None:
+        self.program = program
+        self.weights = weights
+        self.buffers = tuple(buffers)
+        self.last = not program.sent
+        self._loss_gradient = 1.0 / batch_microbatches
+        self._pending: dict[int, _Pending] = {}
+        self._buffer_storages = storages(buffers)
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._pending)
+
+    def forward(
+        self, microbatch: int, version: int, received: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]
+    ) -> tuple[torch.Tensor, ...]:
+        """The tensors to send on, or the loss and metrics at the last stage; detached, contiguous.
+
+        ``received`` and ``inputs`` are in the program's order. ``version`` is held until the
+        microbatch's :meth:`backward`.
+        """
+        used = self.weights.begin(version)
+        leaves = []
+        for value, tensor in zip(self.program.received, received, strict=True):
+            if value.requires_grad:
+                leaves.append(tensor.requires_grad_())
+        with torch.enable_grad():
+            outputs = self.program.module(*used.leaves, *self.buffers, *received, *inputs)
+        if self.last:
+            rooted = outputs[:1]
+        else:
+            rooted = tuple(output for value, output in zip(self.program.sent, outputs, strict=True) if value.requires_grad)
+        roots = tuple(get_gradient_edge(output) if output.requires_grad else None for output in rooted)
+        seed = torch.full_like(outputs[0], self._loss_gradient, requires_grad=False) if self.last else None
+        self._pending[microbatch] = _Pending(used, tuple(leaves), roots, seed)
+        return tuple(owned(output, used.storages | self._buffer_storages) for output in outputs)
+
+    def backward(self, microbatch: int, gradients: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        """Gradients of the received values that require one, contiguous; zeros where nothing used a value.
+
+        ``gradients`` are those of the sent values that require one; none at the last stage. The
+        weights' gradients are added to those of the batch.
+        """
+        pending = self._pending.pop(microbatch)
+        arrived = gradients if pending.seed is None else (pending.seed,)
+        pairs = [(root, gradient) for root, gradient in zip(pending.roots, arrived, strict=True) if root is not None]
+        if pairs:
+            self.weights.lend_gradients(pending.version)
+            torch.autograd.backward([root for root, _ in pairs], [gradient for _, gradient in pairs])
+            self.weights.take_gradients(pending.version)
+        self.weights.end(pending.version)
+        return tuple(torch.zeros_like(leaf) if leaf.grad is None else leaf.grad.contiguous() for leaf in pending.leaves)
+
+
+def owned(output: torch.Tensor, changing: Collection[int]) -> torch.Tensor:
+    """``output`` for sending: detached, contiguous, and its own.
+
+    ``changing`` are the addresses of storages that change in place while a send may be under way
+    (weights, buffers); a view of one is copied.
+    """
+    tensor = output.detach()
+    if tensor.untyped_storage().data_ptr() in changing:
+        return tensor.clone(memory_format=torch.contiguous_format)
+    return tensor.contiguous()
+
+
+def storages(tensors: Iterable[torch.Tensor]) -> frozenset[int]:
+    """The addresses of the tensors' storages."""
+    return frozenset(tensor.untyped_storage().data_ptr() for tensor in tensors)

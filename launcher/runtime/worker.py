@@ -1,0 +1,182 @@
+"""The worker's loop: one replica of one stage runs its list of operations, in order.
+
+Every decision is in the schedule: what to run, with which version, whom to send to. Timing decides
+only how long a receive waits.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+
+from launcher.program import StageProgram
+from launcher.runtime.channel import Transport, Worker
+from launcher.runtime.evaluation import Evaluation
+from launcher.runtime.links import Links
+from launcher.runtime.observer import Observer
+from launcher.runtime.policy import version_rule
+from launcher.runtime.replicas import GradientReduction, averaged_buffers, sum_over_replicas
+from launcher.runtime.source import Source
+from launcher.runtime.stage import Stage
+from launcher.runtime.weights import WeightVersions
+from planner.spec.plan import Policy
+from planner.spec.schedule import Op, Pipeline, operations
+
+__all__ = ["Assignment", "Keyed", "OptimizerFactory", "StageWorker"]
+
+Keyed = Callable[[int], AbstractContextManager[None]]
+OptimizerFactory = Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer]
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """What one worker is to do. ``evaluation`` has a program for each size of evaluation microbatch."""
+
+    pipeline: Pipeline
+    worker: Worker
+    policy: Policy
+    program: StageProgram
+    train_source: Source
+    evaluation: Mapping[int, StageProgram] = field(default_factory=dict)
+    evaluation_source: Source | None = None
+    evaluation_sizes: tuple[int, ...] = ()  # samples of each evaluation microbatch
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+
+
+class StageWorker:
+    """Runs an assignment over a transport.
+
+    ``parameters`` and ``buffers`` are the stage's own, by the model's names, and may hold more than
+    the training program takes (what only evaluation uses). ``keyed(microbatch)`` is entered around a
+    forward, so that its randomness depends on the microbatch and not on who runs it.
+    """
+
+    def __init__(
+        self, assignment: Assignment, parameters: Mapping[str, nn.Parameter], buffers: Mapping[str, torch.Tensor],
+        optimizer: OptimizerFactory, transport: Transport, observer: Observer | None = None,
+        keyed: Keyed = lambda microbatch: nullcontext(),
+    ) -> None:
+        self._pipeline, self._worker, self._device = assignment.pipeline, assignment.worker, assignment.device
+        program = assignment.program
+        self._last = assignment.worker.stage == len(self._pipeline.replicas) - 1
+        self._program, self._buffers = program, dict(buffers)
+        self.weights = WeightVersions([parameters[name] for name in program.parameters])
+        self._stage = Stage(program, self.weights, [buffers[name] for name in program.buffers], self._pipeline.batch_microbatches)
+        self._optimizer = optimizer(self.weights.masters) if self.weights.trainable else None
+        self._rule = version_rule(assignment.policy, self._pipeline, self._worker.stage)
+        self._reducer = transport.reducer(self._worker.stage)
+        self._reduce = GradientReduction(self._reducer)
+        self._observer = observer or Observer()
+        self._keyed = keyed
+        self._links = Links(self._pipeline, self._worker, program, assignment.evaluation, assignment.evaluation_sizes, transport)
+        self._replica_step = self._pipeline.replicas[self._worker.stage]
+        self._next_forward = self._worker.replica
+        self._inputs = assignment.train_source.iterate(
+            range(self._worker.replica, self._pipeline.microbatches, self._replica_step), program.inputs)
+        self._losses: list[torch.Tensor] = []
+        self._evaluation: Evaluation | None = None
+        if self._pipeline.evaluation_microbatches and assignment.evaluation_source is not None:
+            indices = range(self._worker.replica, self._pipeline.evaluation_microbatches, self._replica_step)
+            self._evaluation = Evaluation(
+                assignment.evaluation, assignment.evaluation_sizes, indices, assignment.evaluation_source, self._reducer,
+                parameters, buffers, program.buffers, self._device)
+        self._evaluated_batch = -1
+
+    def run(self) -> None:
+        """Run every operation of this worker.
+
+        Raises:
+            PeerLost: another worker went away.
+            Exception: whatever the user's model, data or optimizer raised.
+        """
+        steps = {"F": self._forward, "B": self._backward, "U": self._update, "E": self._evaluate}
+        for op in operations(self._pipeline, *self._worker):
+            steps[op.kind](op)
+        self._links.flush()
+
+    def final_buffers(self) -> dict[str, torch.Tensor]:
+        """The training program's buffers by name, averaged over the replicas; every replica must ask."""
+        names = self._program.buffers
+        return dict(zip(names, averaged_buffers([self._buffers[name] for name in names], self._reducer), strict=True))
+
+    def _forward(self, op: Op) -> None:
+        received = self._await(op, self._links.receive_activations)
+        start = time.monotonic_ns()
+        inputs = [tensor.to(self._device) for tensor in next(self._inputs)]
+        ready = time.monotonic_ns()
+        self._observer.spent(op, "data", start, ready)
+        version = self._rule(op.index, self.weights.newest)
+        with self._keyed(op.index):
+            outputs = self._stage.forward(op.index, version, received, inputs)
+        self._next_forward = op.index + self._replica_step
+        if self._last:
+            self._losses.append(outputs[0])
+        else:
+            self._links.send_activations(op.index, outputs)
+        self._observer.spent(op, "forward", ready, time.monotonic_ns())
+
+    def _backward(self, op: Op) -> None:
+        gradients = self._await(op, self._links.receive_gradients)
+        start = time.monotonic_ns()
+        results = self._stage.backward(op.index, gradients)
+        self.weights.discard(self._rule(self._next_forward, self.weights.newest))
+        self._links.send_gradients(op.index, results)
+        self._observer.spent(op, "backward", start, time.monotonic_ns())
+
+    def _update(self, op: Op) -> None:
+        loss = None
+        start = time.monotonic_ns()
+        if self._reducer.size > 1:
+            self._observer.waiting(op)
+        if self._last:
+            total = sum(float(value) for value in self._losses)
+            loss = sum_over_replicas([total], self._reducer, self._device)[0] / self._pipeline.batch_microbatches
+            self._losses.clear()
+        self._reduce(self.weights.trainable)
+        reduced = time.monotonic_ns()
+        self._observer.running(op)
+        self.weights.advance(self._optimizer_step, self._rule(self._next_forward, self.weights.newest + 1))
+        if self._reducer.size > 1:
+            self._observer.spent(op, "allreduce", start, reduced)
+        self._observer.spent(op, "update", reduced, time.monotonic_ns())
+        self._observer.updated(op.index, loss)
+        if self._pipeline.evaluates_after(op.index) and self._evaluation is not None:
+            self._evaluated_batch = op.index
+            self._evaluation.begin()
+            self._finish_evaluation()
+
+    def _optimizer_step(self) -> None:
+        if self._optimizer is not None:
+            self._optimizer.step()
+            for master in self.weights.trainable:
+                master.grad = None
+
+    def _evaluate(self, op: Op) -> None:
+        assert self._evaluation is not None  # the schedule has no E without evaluation microbatches
+        received = self._await(op, self._links.receive_evaluation)
+        start = time.monotonic_ns()
+        outputs = self._evaluation.run(op.index, received, self._evaluation.next_inputs())
+        if not self._last:
+            self._links.send_evaluation(op.index, outputs)
+        self._observer.spent(op, "evaluate", start, time.monotonic_ns())
+        self._finish_evaluation()
+
+    def _finish_evaluation(self) -> None:
+        """Report once this replica has run its share, which may be empty."""
+        if self._evaluation is not None and self._evaluation.finished:
+            values = self._evaluation.finish()
+            if self._last:
+                self._observer.evaluated(self._evaluated_batch, values)
+
+    def _await(self, op: Op, receive: Callable[[int], tuple[torch.Tensor, ...]]) -> tuple[torch.Tensor, ...]:
+        start = time.monotonic_ns()
+        self._observer.waiting(op)
+        tensors = receive(op.index)
+        self._observer.running(op)
+        self._observer.spent(op, "wait", start, time.monotonic_ns())
+        return tensors

@@ -1,0 +1,82 @@
+"""The stash rule, simulated on the plain uncut model: the oracle that the runtime is held against.
+
+Nothing of the runtime, the schedule generator or the stage programs is used. Which version a stage
+uses for a microbatch is a closed form: replica i of stage k (of r_k) runs microbatches i, i + r_k, ...
+It runs the forward of its j-th microbatch after the backward of its (j - d)-th, where d is how many it
+admits, so ``j - d + 1`` backwards are done by then, and an update follows each ``A / r_k`` of them::
+
+    version_k(m) = max(0, m // r_k - d_k + 1) // (A / r_k)
+
+With A = 1 and no replicas, d_k = n - k: version_k(m) = max(0, m - (n - 1 - k)), which is the rule
+``W_k(t+1) = W_k(t) - lr * g(W_0(t-n+1), ..., W_{n-1}(t))``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+OptimizerFactory = Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer]
+
+
+@dataclass(frozen=True)
+class Setup:
+    """``stages`` lists each stage's parameter names; ``in_flight`` what each stage's replicas admit."""
+
+    stages: tuple[tuple[str, ...], ...]
+    replicas: tuple[int, ...]
+    in_flight: tuple[int, ...]
+    batch_microbatches: int
+
+
+def version(setup: Setup, stage: int, microbatch: int) -> int:
+    """How many updates the weights of ``stage`` have had when ``microbatch`` uses them."""
+    r, depth = setup.replicas[stage], setup.in_flight[stage]
+    return max(0, microbatch // r - depth + 1) // (setup.batch_microbatches // r)
+
+
+def simulate(
+    parameters: Mapping[str, torch.Tensor], loss: Callable[[Mapping[str, torch.Tensor], int], torch.Tensor], setup: Setup,
+    optimizer: OptimizerFactory, updates: int,
+) -> tuple[dict[str, torch.Tensor], list[float]]:
+    """Parameters after ``updates`` updates, and each batch's mean loss.
+
+    ``loss(parameters, m)`` is the loss of the whole model on microbatch m with these parameters.
+    Gradients are summed replica by replica as the pipeline does, so that results can agree to the last bit.
+    """
+    masters = {name: nn.Parameter(value.detach().clone()) for name, value in parameters.items()}
+    optimizers = [optimizer([masters[name] for name in names]) if names else None for names in setup.stages]
+    history = [{name: value.detach().clone() for name, value in masters.items()}]
+    losses = []
+    for batch in range(updates):
+        first = batch * setup.batch_microbatches
+        sums: dict[tuple[str, int], torch.Tensor] = {}
+        batch_loss = 0.0
+        for microbatch in range(first, first + setup.batch_microbatches):
+            mixed = {}
+            for stage, names in enumerate(setup.stages):
+                weights = history[version(setup, stage, microbatch)]
+                mixed |= {name: weights[name].clone().requires_grad_() for name in names}
+            value = loss(mixed, microbatch)
+            seed = torch.full_like(value, 1.0 / setup.batch_microbatches)
+            gradients = torch.autograd.grad(value, list(mixed.values()), grad_outputs=seed, allow_unused=True)
+            batch_loss += value.item()
+            for stage, names in enumerate(setup.stages):
+                replica = microbatch % setup.replicas[stage]
+                for name, gradient in zip(mixed, gradients, strict=True):
+                    if name in names and gradient is not None:
+                        key = (name, replica)
+                        sums[key] = gradient if key not in sums else sums[key] + gradient
+        for stage, names in enumerate(setup.stages):
+            for name in names:
+                parts = [sums[name, replica] for replica in range(setup.replicas[stage]) if (name, replica) in sums]
+                masters[name].grad = sum(parts[1:], start=parts[0]) if parts else None
+            stage_optimizer = optimizers[stage]
+            if stage_optimizer is not None:
+                stage_optimizer.step()
+        history.append({name: value.detach().clone() for name, value in masters.items()})
+        losses.append(batch_loss / setup.batch_microbatches)
+    return {name: value.detach() for name, value in masters.items()}, losses

@@ -1,0 +1,181 @@
+"""The worker's loop over in-process channels, against the simulation of the stash rule."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+import torch
+from tests.launcher.simulation import OptimizerFactory, Setup, simulate
+from torch import nn
+
+from launcher.program import StageProgram, Value
+from launcher.runtime.channel import Worker, workers
+from launcher.runtime.local import LocalTransport
+from launcher.runtime.worker import Assignment, StageWorker
+from planner.spec.schedule import Pipeline, default_in_flight, validate
+
+WIDTH, SAMPLES, LAYERS = 6, 3, 5
+
+OPTIMIZERS: dict[str, OptimizerFactory] = {
+    "momentum": lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),
+    "adam": lambda parameters: torch.optim.Adam(parameters, lr=0.01),
+    "adamw-fused": lambda parameters: torch.optim.AdamW(parameters, lr=0.01, fused=True),
+    "adamw": lambda parameters: torch.optim.AdamW(parameters, lr=0.01, foreach=False),
+}
+
+
+def data(microbatch: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(1000 + microbatch)
+    inputs = torch.randn(SAMPLES, WIDTH, generator=generator, dtype=dtype)
+    return inputs, torch.randn(SAMPLES, WIDTH, generator=generator, dtype=dtype)
+
+
+def initial(dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(5)
+    values = {}
+    for layer in range(LAYERS):
+        values[f"{layer}.weight"] = torch.randn(WIDTH, WIDTH, generator=generator, dtype=dtype) / WIDTH**0.5
+        values[f"{layer}.bias"] = torch.randn(WIDTH, generator=generator, dtype=dtype) / 10
+    return values
+
+
+def whole_loss(dtype: torch.dtype) -> Callable[..., torch.Tensor]:
+    """The uncut model: every layer is tanh(Wx + b); layer 0's output is added again before the last layer."""
+
+    def loss(parameters: Any, microbatch: int) -> torch.Tensor:
+        x, target = data(microbatch, dtype)
+        skip = x
+        for layer in range(LAYERS):
+            if layer == LAYERS - 1:
+                x = x + skip
+            x = torch.tanh(nn.functional.linear(x, parameters[f"{layer}.weight"], parameters[f"{layer}.bias"]))
+            if layer == 0:
+                skip = x
+        return nn.functional.mse_loss(x, target)
+
+    return loss
+
+
+def programs(layers: Sequence[range], dtype: torch.dtype) -> list[StageProgram]:
+    """The same model cut by hand: the skip tensor is relayed through the stages between."""
+    result = []
+    for stage, own in enumerate(layers):
+        graph = torch.fx.Graph()
+        names = tuple(f"{layer}.{kind}" for layer in own for kind in ("weight", "bias"))
+        placeholders = {name: graph.placeholder(f"p{name.replace('.', '_')}") for name in names}
+        first, last = stage == 0, stage == len(layers) - 1
+        x = graph.placeholder("x") if not first else None
+        skip = graph.placeholder("skip") if not first and own[0] > 1 else x
+        inputs: tuple[int, ...] = ()
+        if first:
+            x, inputs = graph.placeholder("data"), (0,)
+        if last:
+            target, inputs = graph.placeholder("target"), (*inputs, 1)
+        for layer in own:
+            if layer == LAYERS - 1:
+                x = graph.call_function(torch.add, (x, skip))
+            x = graph.call_function(nn.functional.linear, (x, placeholders[f"{layer}.weight"], placeholders[f"{layer}.bias"]))
+            x = graph.call_function(torch.tanh, (x,))
+            if layer == 0:
+                skip = x
+        value = Value("x", (SAMPLES, WIDTH), dtype, True)
+        received = () if first else (value,) if own[0] == 1 else (value, Value("skip", (SAMPLES, WIDTH), dtype, True))
+        sent: tuple[Value, ...] = ()
+        if last:
+            graph.output((graph.call_function(nn.functional.mse_loss, (x, target)),))
+        elif own[-1] == 0:
+            graph.output((x,))
+            sent = (value,)
+        else:
+            graph.output((x, skip))
+            sent = (value, Value("skip", (SAMPLES, WIDTH), dtype, True))
+        module = torch.fx.GraphModule(nn.Module(), graph)
+        result.append(StageProgram(module, names, (), received, inputs, sent, ("loss",) if last else ()))
+    return result
+
+
+class Data:
+    def __init__(self, dtype: torch.dtype) -> None:
+        self._dtype = dtype
+
+    def iterate(self, indices: Sequence[int], positions: Sequence[int], /) -> Iterator[tuple[torch.Tensor, ...]]:
+        for index in indices:
+            tensors = data(index, self._dtype)
+            yield tuple(tensors[position] for position in positions)
+
+
+CUTS = {1: [5], 2: [1, 4], 3: [1, 2, 2], 4: [1, 1, 1, 2]}
+
+
+def layers_of(stages: int) -> list[range]:
+    sizes, start, result = CUTS[stages], 0, []
+    for size in sizes:
+        result.append(range(start, start + size))
+        start += size
+    return result
+
+
+def run_threads(pipeline: Pipeline, make: Callable[[Worker, LocalTransport], StageWorker]) -> dict[Worker, StageWorker]:
+    """Run every worker of the pipeline on a thread; the first error is raised here."""
+    transport = LocalTransport(pipeline.replicas, timeout_s=30)
+    made = {worker: make(worker, transport) for worker in workers(pipeline.replicas)}
+    errors: list[BaseException] = []
+
+    def run(worker: StageWorker) -> None:
+        try:
+            worker.run()
+        except BaseException as error:
+            errors.append(error)
+            transport.abort()
+
+    threads = [threading.Thread(target=run, args=(worker,), daemon=True) for worker in made.values()]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    if errors:
+        raise errors[0]
+    assert not any(thread.is_alive() for thread in threads), "a worker hangs"
+    return made
+
+
+def train_on_threads(pipeline: Pipeline, dtype: torch.dtype, optimizer: OptimizerFactory) -> dict[tuple[str, int], torch.Tensor]:
+    """Parameters after the run, by (name, replica)."""
+    validate(pipeline)
+    cut = programs(layers_of(len(pipeline.replicas)), dtype)
+    start = initial(dtype)
+
+    def make(worker: Worker, transport: LocalTransport) -> StageWorker:
+        program = cut[worker.stage]
+        assignment = Assignment(pipeline, worker, "stash", program, Data(dtype))
+        own = {name: nn.Parameter(start[name].clone()) for name in program.parameters}
+        return StageWorker(assignment, own, {}, optimizer, transport.of(worker.replica))
+
+    made = run_threads(pipeline, make)
+    return {
+        (name, worker.replica): master.detach()
+        for worker, stage in made.items()
+        for name, master in zip(cut[worker.stage].parameters, stage.weights.masters, strict=True)
+    }
+
+
+PIPELINES = [
+    ((1,), 1), ((1,), 4), ((1, 1), 1), ((1, 1), 3), ((1, 1, 1), 1), ((1, 1, 1, 1), 1), ((1, 1, 1, 1), 2),
+    ((2, 1), 2), ((1, 2), 2), ((2, 2), 2), ((2, 2), 4), ((3, 1), 3), ((1, 2, 1), 2), ((2, 3, 1), 6), ((1, 1, 2, 1), 4),
+]
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["f64", "f32"])
+@pytest.mark.parametrize(("replicas", "batch"), PIPELINES, ids=lambda value: str(value).replace(" ", ""))
+def test_equals_the_simulation_to_the_last_bit(replicas: tuple[int, ...], batch: int, dtype: torch.dtype, optimizer: str) -> None:
+    pipeline = Pipeline(replicas, default_in_flight(replicas), batch, 10)
+    cut = programs(layers_of(len(replicas)), dtype)
+    setup = Setup(tuple(program.parameters for program in cut), replicas, pipeline.in_flight, batch)
+    expected, _ = simulate(initial(dtype), whole_loss(dtype), setup, OPTIMIZERS[optimizer], 10)
+    trained = train_on_threads(pipeline, dtype, OPTIMIZERS[optimizer])
+    for (name, replica), value in trained.items():
+        assert torch.equal(value, expected[name]), f"{name} on replica {replica} differs by {(value - expected[name]).abs().max()}"
