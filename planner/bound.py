@@ -1,0 +1,134 @@
+"""A lower bound that names no place: every stage on the best devices and links its replica count could have.
+
+For a time T, a dynamic program over the cuts from the end finds the fewest devices with which
+candidates of cost <= T reach each cut. Fewer devices after a stage never hurt it (less in flight,
+less memory), so the fewest are enough to know. On one server with equal devices nothing is relaxed,
+and the bound is the optimum; in general it prunes what :mod:`planner.ilp` is asked.
+"""
+
+from __future__ import annotations
+
+import bisect
+
+import networkx as nx
+
+from planner.columns import Candidate, candidate
+from planner.problem import Problem, Scenario, prime_powers
+from planner.topology import Site, Topology
+
+__all__ = ["Bound", "best_sites"]
+
+_Reached = dict[int, int]  # state -> fewest devices; see Bound._state
+
+
+class Bound:
+    """The position-free relaxation of one scenario."""
+
+    def __init__(self, problem: Problem, scenario: Scenario, sites: list[Site]) -> None:
+        self.problem, self.scenario = problem, scenario
+        self._powers = prime_powers(scenario.multiple) if scenario.exact else ()
+        found = (
+            candidate(problem, scenario, first, last, site, ())
+            for first, last in problem.chain.intervals()
+            for site in sites[: min(problem.max_replicas, scenario.max_devices)]
+            if scenario.multiple % site.replicas == 0
+        )
+        self.candidates = sorted(c for c in found if c is not None)
+        self._costs = [c.cost_us for c in self.candidates]
+        self._starting: dict[int, list[tuple[float, int, int, int, int]]] = {cut: [] for cut in problem.chain.allowed_cuts}
+        self._masks = {site.replicas: sum(1 << b for b, power in enumerate(self._powers) if site.replicas % power == 0) for site in sites}
+        for c in self.candidates:
+            self._starting[c.first].append((c.cost_us, c.last, c.replicas, self._masks[c.replicas], c.max_after))
+
+    def lowest_us(self, ceiling_us: float) -> float | None:
+        """The smallest T at which the relaxation has a plan, if it is below ``ceiling_us``."""
+        low, high = 0, bisect.bisect_left(self._costs, ceiling_us)  # candidates[:high] are those below
+        if high == 0 or self.fewest_devices(self._costs[high - 1]) is None:
+            return None
+        while low < high - 1:  # a plan with candidates[:high], none with candidates[:low]
+            middle = (low + high) // 2
+            low, high = (low, middle) if self.fewest_devices(self._costs[middle - 1]) is not None else (middle, high)
+        return self._costs[high - 1]
+
+    def fewest_devices(self, time_us: float) -> int | None:
+        """Of a relaxed plan within ``time_us``; None when there is none."""
+        wanted = (self.problem.stages or 0) << len(self._powers) | (1 << len(self._powers)) - 1
+        return self.from_end(time_us)[0].get(wanted)
+
+    def from_end(self, time_us: float) -> list[_Reached]:
+        """For each cut, the fewest devices that run the layers after it, by state.
+
+        A state is the prime powers of the batch that a replica count covers already (a bit each)
+        and, when the number of stages is fixed, how many there are so far (above those bits).
+        """
+        n, most, bits = self.problem.chain.layer_count, self.scenario.max_devices, len(self._powers)
+        one_stage = (1 << bits) if self.problem.stages is not None else 0
+        reached: list[_Reached] = [{} for _ in range(n + 1)]
+        reached[n] = {0: 0}
+        for cut in reversed(self.problem.chain.allowed_cuts[:-1]):
+            here = reached[cut]
+            for cost_us, last, replicas, mask, max_after in self._starting[cut]:
+                if cost_us > time_us:
+                    break
+                for state, after in reached[last].items():
+                    devices = after + replicas
+                    if after <= max_after and devices <= most:
+                        new = (state | mask) + one_stage
+                        if devices < here.get(new, most + 1):
+                            here[new] = devices
+        return reached
+
+    def from_start(self, time_us: float) -> list[int | None]:
+        """For each cut, the fewest devices that run the layers before it, memory and batch aside."""
+        before: list[int | None] = [None] * (self.problem.chain.layer_count + 1)
+        before[0] = 0
+        for cut in self.problem.chain.allowed_cuts[:-1]:
+            if (start := before[cut]) is None:
+                continue
+            for cost_us, last, replicas, _, _ in self._starting[cut]:
+                if cost_us > time_us:
+                    break
+                known = before[last]
+                before[last] = start + replicas if known is None else min(known, start + replicas)
+        return before
+
+    def useful(self, time_us: float) -> list[Candidate]:
+        """The candidates of cost <= ``time_us`` that some plan within the device count could contain."""
+        before = self.from_start(time_us)
+        after = [min(states.values(), default=None) for states in self.from_end(time_us)]
+        kept = []
+        for c in self.candidates[: bisect.bisect_right(self._costs, time_us)]:
+            start, end = before[c.first], after[c.last]
+            if start is not None and end is not None and end <= c.max_after and start + c.replicas + end <= self.scenario.max_devices:
+                kept.append(c)
+        return kept
+
+
+def best_sites(topology: Topology, most: int) -> list[Site]:
+    """For each replica count 1, 2, ..., ``most``: attribute by attribute, the best that many devices can have."""
+    speeds = sorted((place.device_type.speed for place in topology.places for _ in range(min(place.count, most))), reverse=True)
+    unlimited = 10**30
+    memories = sorted((place.device_type.memory_bytes or unlimited for place in topology.places for _ in range(min(place.count, most))),
+                      reverse=True)
+    links = sorted((place.link.bandwidth_bytes_per_s for place in topology.places for _ in range(min(place.count, most))), reverse=True)
+    latency_us = min(topology.latency_us(p, p) for p in range(len(topology.places)))
+    rings = _ring_bandwidths(topology)
+    sites = []
+    for r in range(1, most + 1):
+        memory = memories[r - 1]
+        ring = next(bandwidth for bandwidth, size in rings if size >= r)
+        sites.append(Site(r, speeds[r - 1], None if memory == unlimited else memory, links[r - 1], ring, latency_us))
+    return sites
+
+
+def _ring_bandwidths(topology: Topology) -> list[tuple[float, int]]:
+    """For each link bandwidth, fastest first, the most devices that links at least as fast join together."""
+    rates = {link.bandwidth_bytes_per_s for _, _, link in topology.graph.edges.data("link")}
+    result = []
+    for rate in sorted(rates, reverse=True):
+        joined = nx.Graph()
+        joined.add_nodes_from(topology.graph)
+        joined.add_edges_from((a, b) for a, b, link in topology.graph.edges.data("link") if link.bandwidth_bytes_per_s >= rate)
+        parts = [[node[1] for node in part if isinstance(node, tuple)] for part in nx.connected_components(joined)]
+        result.append((rate, max(sum(topology.places[p].count for p in part) for part in parts)))
+    return result

@@ -1,0 +1,97 @@
+"""Stage candidates: an interval of layers, a place to run it, its cost, and how much may come after it.
+
+Memory depends on the microbatches in flight, 1 + ceil(u / r) when u devices run the stages after a
+stage of r replicas, and grows with u. So a memory limit is one number of the candidate,
+``max_after``: the largest u with which it fits.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from planner.cost import stage_cost
+from planner.memory import replica_memory
+from planner.problem import Problem, Scenario
+from planner.topology import Allocation, Site, Topology
+
+__all__ = ["Candidate", "all_allocations", "candidate", "max_devices_after"]
+
+MOST_ALLOCATIONS = 100  # beyond this the program takes minutes; see families()
+
+
+class Candidate(NamedTuple):
+    """A stage that may be part of a plan of one scenario."""
+
+    cost_us: float  # the stage and its devices' own links
+    first: int
+    last: int
+    allocation: Allocation  # empty for the position-free ones of planner.bound
+    replicas: int
+    max_after: int
+
+
+def candidate(problem: Problem, scenario: Scenario, first: int, last: int, site: Site, allocation: Allocation) -> Candidate | None:
+    """The candidate, or None when it fits its devices under no circumstances."""
+    max_after = max_devices_after(problem, scenario, first, last, site)
+    if max_after < 0:
+        return None
+    copies = scenario.copies(problem.policy, is_first=first == 0, is_last=last == problem.chain.layer_count)
+    cost = stage_cost(problem.chain, first, last, site, scenario.batch_microbatches, copies)
+    return Candidate(cost.bottleneck_us, first, last, allocation, site.replicas, max_after)
+
+
+def max_devices_after(problem: Problem, scenario: Scenario, first: int, last: int, site: Site) -> int:
+    """The most devices after the stage with which one replica still fits; -1 if it never does."""
+    r, limit = site.replicas, site.memory_bytes
+    most = 0 if last == problem.chain.layer_count else scenario.max_devices - r
+
+    def fits(in_flight: int) -> bool:
+        versions = scenario.versions(problem.policy, r, in_flight)
+        need = replica_memory(problem.chain, first, last, in_flight=in_flight, versions=versions)
+        return limit is None or need.total_bytes <= limit
+
+    depth = 1 + -(-most // r)
+    if not fits(depth):
+        low, high = 0, depth  # fits(low), or low is 0; not fits(high)
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if fits(middle) else (low, middle)
+        most = min(most, (low - 1) * r)
+    while most >= 0 and first == 0 and not scenario.allows_first(problem.policy, r, most):
+        most -= 1
+    return most if most >= 0 else -1
+
+
+def all_allocations(topology: Topology, max_replicas: int) -> tuple[list[Allocation], bool]:
+    """Allocations to search, and whether that is every one there is.
+
+    With few places all of them; otherwise the :func:`families` that plans are normally made of.
+    """
+    count = 1
+    for capacity in topology.capacities:
+        count *= capacity + 1
+    if len(topology.places) == 1 or count <= MOST_ALLOCATIONS:
+        every = itertools.product(*(range(capacity + 1) for capacity in topology.capacities))
+        return _sorted(allocation for allocation in every if 0 < sum(allocation) <= max_replicas), True
+    return _sorted(allocation for allocation in families(topology) if 0 < sum(allocation) <= max_replicas), False
+
+
+def families(topology: Topology) -> Iterable[Allocation]:
+    """Packed in one place, spread equally over neighbouring places, or whole places and a remainder of the next."""
+    places, capacities = len(topology.places), topology.capacities
+    empty = (0,) * places
+    for start in range(places):
+        for each in range(1, capacities[start] + 1):
+            yield (*empty[:start], each, *empty[start + 1:])
+        for stop in range(start + 2, places + 1):
+            for each in range(1, min(capacities[start:stop]) + 1):
+                yield (*empty[:start], *[each] * (stop - start), *empty[stop:])
+            for rest in range(1, capacities[stop - 1]):
+                yield (*empty[:start], *capacities[start:stop - 1], rest, *empty[stop:])
+
+
+def _sorted(allocations: Iterable[Allocation]) -> list[Allocation]:
+    """Fewest devices first, then fewest places, then the first places: the order in which ties are broken."""
+    return sorted(set(allocations), key=lambda a: (sum(a), sum(count > 0 for count in a), tuple(-count for count in a)))

@@ -1,0 +1,26 @@
+"""A plan in words."""
+
+from __future__ import annotations
+
+from planner.spec.plan import Plan
+from planner.spec.units import format_bandwidth, format_bytes, format_duration_us
+
+__all__ = ["bottleneck_sentence"]
+
+
+def bottleneck_sentence(plan: Plan) -> str:
+    """What bounds the plan's throughput, in one sentence, with the numbers."""
+    kind, _, name = plan.predicted.bottleneck.partition(" ")
+    total = format_duration_us(plan.predicted.microbatch_us)
+    if kind == "link":
+        link = next(link for link in plan.predicted.links if link.link == name)
+        rate = format_bandwidth(link.load_bytes / link.microbatch_us * 1e6)
+        return f"The link of {name} bounds the pipeline: it moves {format_bytes(link.load_bytes)} in {total} per microbatch at {rate}."
+    index = int(name)
+    stage, cost = plan.stages[index], plan.predicted.stages[index]
+    layers = stage.layers[0] if len(stage.layers) == 1 else f"{stage.layers[0]} to {stage.layers[-1]}"
+    parts = {"compute": cost.compute_us, "the update": cost.update_us, "the all-reduce": cost.allreduce_us}
+    largest = max(parts, key=lambda part: parts[part])
+    share = f", {format_duration_us(parts[largest])} of it {largest}" if parts[largest] < cost.microbatch_us else f", all of it {largest}"
+    replicas = "" if len(stage.devices) == 1 else f" on {len(stage.devices)} replicas"
+    return f"Stage {index} ({layers}{replicas}) bounds the pipeline: {total} per microbatch{share}."

@@ -1,0 +1,173 @@
+"""The smallest time over all scenarios: bisection over T with :mod:`planner.ilp`, between proven bounds.
+
+The time of a plan is the cost of one of its candidates or the load of a shared link. With the
+candidates' costs in order, v_0 < v_1 < ...::
+
+    no plan within v_i, one within v_{i+1}:   the smallest time is v_{i+1}, unless plans made of
+                                              candidates <= v_i have a busiest link below that
+
+So a scenario is asked at its position-free bound first, which is often the answer; otherwise the
+answer is bracketed from there in growing steps, bisected, and the links are asked last.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from dataclasses import dataclass, field
+
+from planner.bound import Bound, best_sites
+from planner.columns import Candidate, all_allocations, candidate
+from planner.cost import Stage
+from planner.ilp import Answer, Pairings, fewest_devices, least_load
+from planner.problem import Problem, Scenario, scenarios
+from planner.topology import Allocation
+
+__all__ = ["Found", "search"]
+
+EQUAL = 1e-9  # relative difference below which two times are one
+_NOTHING = Answer((), math.inf, True)
+_STEPS = (1.1, 1.5, 5.0, math.inf)  # how far above what has failed the search looks next
+
+
+@dataclass(frozen=True)
+class Found:
+    """The best plan, and how far it is proven."""
+
+    stages: tuple[Stage, ...]
+    batch_microbatches: int
+    microbatch_us: float
+    bound_us: float  # no plan is faster
+    every_allocation: bool  # False: only those of planner.columns.families were searched
+    in_time: bool
+
+
+def search(problem: Problem, *, deadline: float | None = None) -> Found | None:
+    """The fastest plan; of equally fast ones, one with the fewest devices. None when no plan fits.
+
+    ``deadline`` is a :func:`time.monotonic`; the best plan found until then is returned.
+    """
+    state = _Search(problem, deadline)
+    # Long batches first: they divide the once-a-batch costs, so they soon give a time to prune the others with.
+    for scenario in sorted(scenarios(problem), key=lambda s: (-s.batch_microbatches, s.multiple, s.vertical_versions or 0)):
+        state.visit(scenario)
+    if not state.best.stages:
+        return None
+    return Found(state.best.stages, state.best_batch, state.best.microbatch_us, min(state.bound_us, state.best.microbatch_us),
+                 state.every_allocation, state.in_time)
+
+
+@dataclass
+class _Search:
+    problem: Problem
+    deadline: float | None
+    best: Answer = _NOTHING
+    best_batch: int = 0
+    bound_us: float = math.inf  # the smallest of what unproven scenarios may reach
+    in_time: bool = True
+    pairings: Pairings = field(default_factory=Pairings)
+
+    def __post_init__(self) -> None:
+        most = min(self.problem.max_replicas, self.problem.max_devices)
+        self.sites = best_sites(self.problem.topology, most)
+        found, self.every_allocation = all_allocations(self.problem.topology, most)
+        self.allocations: dict[int, list[Allocation]] = defaultdict(list)
+        for allocation in found:
+            self.allocations[sum(allocation)].append(allocation)
+
+    def visit(self, scenario: Scenario) -> None:
+        """Improve ``best`` by the scenario's plans, if one is faster, or as fast with fewer devices."""
+        bound = Bound(self.problem, scenario, self.sites)
+        lowest_us = bound.lowest_us(self.best.microbatch_us * (1 - EQUAL))
+        if lowest_us is None:
+            self._prefer_fewer_devices(scenario, bound)
+            return
+        one = _ScenarioSearch(self, scenario, bound)
+        answer = one.fastest(lowest_us)
+        if not (one.proven and self.every_allocation):
+            self.bound_us = min(self.bound_us, lowest_us)
+            self.in_time = self.in_time and one.proven
+        if answer.microbatch_us < self.best.microbatch_us * (1 - EQUAL):
+            self.best, self.best_batch = answer, scenario.batch_microbatches
+        else:
+            self._prefer_fewer_devices(scenario, bound)
+
+    def _prefer_fewer_devices(self, scenario: Scenario, bound: Bound) -> None:
+        devices = sum(stage.replicas for stage in self.best.stages)
+        within_us = self.best.microbatch_us * (1 + EQUAL)
+        fewest = bound.fewest_devices(within_us) if devices else None
+        if fewest is None or fewest >= devices:
+            return
+        answer = _ScenarioSearch(self, scenario, bound).within(within_us)
+        if answer.stages and sum(stage.replicas for stage in answer.stages) < devices:
+            self.best, self.best_batch = answer, scenario.batch_microbatches
+
+
+class _ScenarioSearch:
+    def __init__(self, state: _Search, scenario: Scenario, bound: Bound) -> None:
+        self.state, self.scenario, self.bound = state, scenario, bound
+        self.proven = True
+        self._known: dict[tuple[int, int, Allocation], Candidate | None] = {}
+
+    def fastest(self, lowest_us: float) -> Answer:
+        """The fastest plan that beats the best so far, if there is one; ``lowest_us`` is a lower bound."""
+        ceiling_us = self.state.best.microbatch_us * (1 - EQUAL)
+        best = self.within(lowest_us)
+        failed_us = lowest_us
+        for step in _STEPS:
+            if best.stages or failed_us >= ceiling_us or not self.proven:
+                break
+            trial_us = min(failed_us * step, ceiling_us)
+            best = self.within(trial_us)
+            failed_us = failed_us if best.stages else trial_us
+        if not best.stages or best.microbatch_us <= lowest_us * (1 + EQUAL):
+            return best
+        return self._by_links(*self._bisect(best, failed_us))
+
+    def within(self, time_us: float) -> Answer:
+        """A plan within ``time_us`` with the fewest devices, if there is one."""
+        state = self.state
+        return self._noted(fewest_devices(state.problem, self.scenario, self._named(time_us), time_us, state.pairings, state.deadline))
+
+    def _bisect(self, best: Answer, failed_us: float) -> tuple[Answer, float]:
+        """Until no candidate's cost lies between the time of the best plan and one that has failed."""
+        costs = sorted({c.cost_us for c in self._named(best.microbatch_us) if c.cost_us > failed_us})
+        while self.proven and (costs := [cost for cost in costs if failed_us < cost < best.microbatch_us * (1 - EQUAL)]):
+            middle = costs[len(costs) // 2]
+            answer = self.within(middle)
+            if answer.stages:
+                best = answer if answer.microbatch_us < best.microbatch_us else best
+                costs = [cost for cost in costs if cost < middle]
+            else:
+                failed_us = middle
+        return best, failed_us
+
+    def _by_links(self, best: Answer, failed_us: float) -> Answer:
+        """Whether plans made of candidates that cost less than ``best`` have a busiest link below it too."""
+        state = self.state
+        if not state.problem.topology.shared or not self.proven:
+            return best
+        cheaper = [c for c in self._named(failed_us) if c.cost_us <= failed_us]
+        answer = self._noted(least_load(state.problem, self.scenario, cheaper, best.microbatch_us, state.pairings, state.deadline))
+        if not answer.stages or answer.microbatch_us >= best.microbatch_us * (1 - EQUAL):
+            return best
+        smaller = self.within(answer.microbatch_us * (1 + EQUAL))
+        return smaller if smaller.stages and smaller.microbatch_us <= answer.microbatch_us * (1 + EQUAL) else answer
+
+    def _noted(self, answer: Answer) -> Answer:
+        self.proven = self.proven and answer.proven
+        return answer if answer.stages else Answer((), math.inf, answer.proven)
+
+    def _named(self, time_us: float) -> list[Candidate]:
+        """The candidates with their allocations, as far as the position-free bound leaves them."""
+        state, found = self.state, []
+        for free in self.bound.useful(time_us):
+            for allocation in state.allocations[free.replicas]:
+                key = (free.first, free.last, allocation)
+                if key not in self._known:
+                    site = state.problem.topology.site(allocation)
+                    self._known[key] = candidate(state.problem, self.scenario, free.first, free.last, site, allocation)
+                named = self._known[key]
+                if named is not None and named.cost_us <= time_us:
+                    found.append(named)
+        return found

@@ -1,0 +1,70 @@
+"""Running a PuLP program: HiGHS, or CBC where only that is installed, quietly and with an honest status."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+from typing import Literal
+
+import pulp
+
+from planner.spec.errors import PipedreamError
+
+__all__ = ["Status", "run", "solver_name"]
+
+Status = Literal["optimal", "infeasible", "unproven"]
+
+
+def solver_name() -> str:
+    """Of the solver that :func:`run` uses.
+
+    Raises:
+        PipedreamError: PuLP finds none.
+    """
+    for name, make in (("HiGHS", pulp.HiGHS), ("CBC", getattr(pulp, "PULP_CBC_CMD", None)), ("CBC", getattr(pulp, "COIN_CMD", None))):
+        if make is not None and make(msg=False).available():
+            return name
+    raise PipedreamError("PuLP finds neither HiGHS nor CBC, one of which must solve the integer program",
+                         hint="install a solver: pip install highspy", code="no_solver")
+
+
+def run(program: pulp.LpProblem, *, time_limit_s: float | None) -> Status:
+    """Solve ``program``; its variables then hold the solution.
+
+    ``unproven``: the time limit came first. PuLP calls such a program "Optimal", so the solution's
+    own status decides.
+    """
+    name = solver_name()
+    if name == "HiGHS":
+        solver = pulp.HiGHS(msg=False, threads=1, timeLimit=time_limit_s, gapRel=0.0, random_seed=0)
+    else:
+        make = getattr(pulp, "PULP_CBC_CMD", None) or pulp.COIN_CMD
+        solver = make(msg=False, threads=1, timeLimit=time_limit_s, gapRel=0.0)
+    with _quiet_stdout():
+        program.solve(solver)
+    if program.sol_status == pulp.LpSolutionOptimal and program.status == pulp.LpStatusOptimal:
+        return "optimal"
+    if program.status == pulp.LpStatusInfeasible and program.sol_status == pulp.LpSolutionInfeasible:
+        return "infeasible"
+    return "unproven"
+
+
+@contextlib.contextmanager
+def _quiet_stdout() -> Iterator[None]:
+    """Send file descriptor 1 to nowhere: HiGHS prints a banner on it whatever it is told."""
+    sys.stdout.flush()
+    try:
+        saved = os.dup(1)
+    except OSError:  # no standard output at all
+        yield
+        return
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, 1)
+        yield
+    finally:
+        os.dup2(saved, 1)
+        os.close(nowhere)
+        os.close(saved)
