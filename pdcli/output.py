@@ -80,18 +80,22 @@ class Output:
         if not self.as_json:
             self._console(self.stdout).print(line, soft_wrap=True)
 
-    def table(self, title: str, headings: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> None:
-        """A table of the result: the first ``left`` columns hold text, the others numbers."""
+    def table(self, title: str, headings: Sequence[str], rows: Sequence[Sequence[str]], text: Sequence[int] = (0,)) -> None:
+        """A table of the result; the columns ``text`` hold text, the others numbers."""
         if self.as_json:
             return
         from rich.table import Table
 
         table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, padding=(0, 1))
         for index, heading in enumerate(headings):
-            table.add_column(heading, justify="left" if index < left else "right", overflow="fold", header_style="dim")
+            table.add_column(heading, justify="left" if index in text else "right", overflow="fold", header_style="dim")
         for row in rows:
             table.add_row(*row)
-        self._console(self.stdout).print(table)
+        console = self._console(self.stdout)
+        with console.capture() as captured:
+            console.print(table)
+        lines = "\n".join(line.rstrip() for line in captured.get().splitlines())  # rich pads each to the table's width
+        self.stdout.write(f"\n{lines}\n\n")
 
     def next(self, command: str) -> None:
         """What to do after this command, on stderr."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -122,13 +123,17 @@ def show(out: Output, plan: Plan, sentence: str) -> None:
     out.text(f"{plan.model} on {plan.cluster.name}: policy {plan.policy}, an update after every "
              f"{'microbatch' if batch == 1 else f'{batch} microbatches'} of {plan.microbatch_size}")
     out.table("stages (predicted time per microbatch of the pipeline)",
-              ("stage", "layers", "count", "devices", "in flight", "compute", "update", "all-reduce", "total"), rows, left=2)
+              ("stage", "layers", "count", "devices", "in flight", "compute", "update", "all-reduce", "total"), rows, text=(0, 1, 3))
     out.table("memory per device (predicted)",
               ("stage", "weights", "gradients", "optimizer", "activations", "workspace", "total", "available"), memory_rows)
     predicted_us = plan.predicted.microbatch_us
     samples_per_s = plan.microbatch_size * 1e6 / predicted_us if predicted_us > 0 else 0.0
     out.text(f"predicted {format_duration_us(predicted_us)} per microbatch, {samples_per_s:.1f} samples/s")
     out.text(f"bottleneck (predicted): {sentence}")
+    if plan.predicted.links:
+        link = max(plan.predicted.links, key=lambda link: link.microbatch_us)
+        out.text(f"busiest link (predicted): {link.link}, {format_bytes(link.load_bytes)} in {format_duration_us(link.microbatch_us)} "
+                 "per microbatch")
     baselines = (("one device", plan.predicted.one_device_us),
                  (f"data parallelism on {plan.cluster.device_count} devices", plan.predicted.data_parallel_us))
     against = [f"{name} {base_us / predicted_us:.2f}x" for name, base_us in baselines if 0 < base_us < float("inf") and predicted_us > 0]
@@ -144,5 +149,15 @@ def show(out: Output, plan: Plan, sentence: str) -> None:
 
 
 def _devices(paths: tuple[str, ...]) -> str:
-    """The devices of a stage, shortened when they are many."""
-    return ", ".join(paths) if len(paths) <= 4 else f"{paths[0]}, {paths[1]}, .. {paths[-1]} ({len(paths)})"
+    """The devices of a stage, neighbours joined.
+
+    >>> _devices(("server0/device0", "server0/device1", "server0/device2", "server1/device0"))
+    'server0/device0-2, server1/device0'
+    """
+    numbered = [(path.rstrip("0123456789"), path) for path in paths]
+    words = []
+    for prefix, group in itertools.groupby(numbered, key=lambda pair: pair[0]):
+        numbers = [path[len(prefix):] for _, path in group]
+        consecutive = len(numbers) > 2 and int(numbers[-1]) - int(numbers[0]) == len(numbers) - 1
+        words.append(f"{prefix}{numbers[0]}-{numbers[-1]}" if consecutive else ", ".join(prefix + number for number in numbers))
+    return ", ".join(words)

@@ -15,6 +15,7 @@ from pdcli import options
 
 if TYPE_CHECKING:
     from launcher.launch import Progress
+    from launcher.rundir import RunDirectory
     from pdcli.output import Output
     from planner.spec.plan import Plan
     from planner.spec.profile import JobReference
@@ -54,18 +55,17 @@ def command(out: Output, plan: str, job: str | None, settings: tuple[str, ...], 
     with run_directory(run_dir, document, reference) as directory:
         from launcher.launch import TrainSettings, train
 
-        wanted = TrainSettings(run_directory=directory, updates=steps, epochs=epochs if steps or epochs else 1, seed=seed,
+        wanted = TrainSettings(run_directory=directory.path, updates=steps, epochs=epochs if steps or epochs else 1, seed=seed,
                                evaluate_every=evaluate_every, threads=threads, oversubscribe=oversubscribe, timeout_s=timeout)
         with out.progress() as update:
             summary = train(document, reference, wanted, on_progress=lambda progress: update(*describe(progress)))
-    show(out, document, summary, directory)
-    weights, trace = directory / "weights.pt", directory / "trace.json"
-    out.text(f"weights: {weights}")
-    out.text(f"trace:   {trace}   (open it at https://ui.perfetto.dev)")
-    load = f"torch.load({str(weights)!r})"
-    out.next(f"model.load_state_dict({load})")
+    show(out, document, summary)
+    out.text(f"weights: {directory.weights}")
+    out.text(f"trace:   {directory.trace}   (open it at https://ui.perfetto.dev)")
+    next_step = f"model.load_state_dict(torch.load({str(directory.weights)!r}))"
+    out.next(next_step)
     message = f"trained {summary.updates} updates, {summary.samples} samples in {summary.duration_s:.1f} s"
-    out.json(message, f"python -c \"import torch; {load}\"", facts(document, summary, directory))
+    out.json(message, next_step, facts(document, summary, directory))
 
 
 def job_reference(plan: Plan, job: str | None, settings: tuple[str, ...]) -> JobReference:
@@ -82,33 +82,29 @@ def job_reference(plan: Plan, job: str | None, settings: tuple[str, ...]) -> Job
 
 
 @contextlib.contextmanager
-def run_directory(chosen: str | None, plan: Plan, reference: JobReference) -> Iterator[Path]:
+def run_directory(chosen: str | None, plan: Plan, reference: JobReference) -> Iterator[RunDirectory]:
     """A folder of this run's own; taken away again when the run failed before anything was put into it.
 
     Raises:
         BadInput: the folder exists and is not empty, or cannot be made.
     """
+    from launcher.rundir import RunDirectory
     from planner.spec.errors import BadInput
 
-    made = None
+    if chosen is not None:
+        directory = RunDirectory(Path(chosen))
+        directory.check_unused()
+        yield directory
+        return
     try:
-        if chosen is None:
-            made = path = _next_free(Path("runs"), _short_name(reference.target) or plan.model)
-        else:
-            path = Path(chosen)
-            if not path.exists():
-                path.mkdir(parents=True)
-                made = path
-            elif not path.is_dir() or any(path.iterdir()):
-                raise BadInput(f"the run directory {path} exists and is not empty", hint="give another --run-dir, or leave it out")
+        path = _next_free(Path("runs"), _short_name(reference.target) or _short_name(plan.model) or "run")
     except OSError as error:
-        raise BadInput(f"cannot make the run directory {error.filename}: {error.strerror}", hint="give another --run-dir") from error
+        raise BadInput(f"cannot make the run directory {error.filename}: {error.strerror}", hint="give another one with --run-dir") from error
     try:
-        yield path
+        yield RunDirectory(path)
     except BaseException:
-        if made is not None:
-            with contextlib.suppress(OSError):
-                made.rmdir()  # only when empty
+        with contextlib.suppress(OSError):
+            path.rmdir()  # only when empty
         raise
 
 
@@ -140,17 +136,17 @@ def describe(progress: Progress) -> tuple[str, int, int]:
     return progress.phase + extra, progress.update, progress.updates
 
 
-def facts(plan: Plan, summary: Summary, directory: Path) -> dict[str, Any]:
+def facts(plan: Plan, summary: Summary, directory: RunDirectory) -> dict[str, Any]:
     """What ``--json`` says of a run."""
     from planner.spec.files import encode
 
     return {
-        "run_directory": str(directory), "weights": str(directory / "weights.pt"), "trace": str(directory / "trace.json"),
+        "run_directory": str(directory.path), "weights": str(directory.weights), "trace": str(directory.trace),
         "predicted_microbatch_us": plan.predicted.microbatch_us, **encode(summary),
     }
 
 
-def show(out: Output, plan: Plan, summary: Summary, directory: Path) -> None:
+def show(out: Output, plan: Plan, summary: Summary) -> None:
     """The run's results, and what was predicted against what was measured."""
     from planner.spec.units import format_bytes, format_duration_us
 
