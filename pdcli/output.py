@@ -95,7 +95,7 @@ class Output:
         with console.capture() as captured:
             console.print(table)
         lines = "\n".join(line.rstrip() for line in captured.get().splitlines())  # rich pads each to the table's width
-        self.stdout.write(f"\n{lines}\n\n")
+        self.stdout.write(f"\n{lines}\n")
 
     def next(self, command: str) -> None:
         """What to do after this command, on stderr."""

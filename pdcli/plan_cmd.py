@@ -64,6 +64,8 @@ def command(context: click.Context, out: Output, profile: str, cluster: str, int
                          devices=devices, time_limit_s=time_limit)
     with out.working(f"planning {document.model} on {hardware.device_count} devices"):
         plan = make_plan(document, hardware, wanted, command=options.command_line(context))
+    if not check:
+        write_document(plan, output)
     sentence = bottleneck_sentence(plan)
     show(out, plan, sentence)
     fields = {"plan": output, **facts(plan), "bottleneck_sentence": sentence}
@@ -78,7 +80,6 @@ def command(context: click.Context, out: Output, profile: str, cluster: str, int
         out.next(hint)
         out.json(message, hint, {**fields, "differs": not same}, exit_code=0 if same else 1)
         return 0 if same else 1
-    write_document(plan, output)
     next_command = shlex.join(["pipedream", "train", output])
     message = f"wrote {output}: {len(plan.stages)} stages on {plan.worker_count} of {hardware.device_count} devices"
     out.text(message)
@@ -126,6 +127,7 @@ def show(out: Output, plan: Plan, sentence: str) -> None:
               ("stage", "layers", "count", "devices", "in flight", "compute", "update", "all-reduce", "total"), rows, text=(0, 1, 3))
     out.table("memory per device (predicted)",
               ("stage", "weights", "gradients", "optimizer", "activations", "workspace", "total", "available"), memory_rows)
+    out.text()
     predicted_us = plan.predicted.microbatch_us
     samples_per_s = plan.microbatch_size * 1e6 / predicted_us if predicted_us > 0 else 0.0
     out.text(f"predicted {format_duration_us(predicted_us)} per microbatch, {samples_per_s:.1f} samples/s")

@@ -88,6 +88,7 @@ def show(out: Output, profile: Profile) -> None:
              f"microbatches of {profile.microbatch_size}")
     title = f"heaviest {len(rows)} of {len(profile.layers)} layers" if len(rows) < len(profile.layers) else "layers"
     out.table(title, ("layer", "forward", "backward", "spread", "share", "parameters", "saved"), rows)
+    out.text()
     sums = totals(profile)
     out.text(f"sum of layers   forward {format_duration_us(sums['forward_us'])}, backward {format_duration_us(sums['backward_us'])}, "
              f"update {format_duration_us(sums['update_us'])}")

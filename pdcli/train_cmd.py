@@ -99,7 +99,8 @@ def run_directory(chosen: str | None, plan: Plan, reference: JobReference) -> It
     try:
         path = _next_free(Path("runs"), _short_name(reference.target) or _short_name(plan.model) or "run")
     except OSError as error:
-        raise BadInput(f"cannot make the run directory {error.filename}: {error.strerror}", hint="give another one with --run-dir") from error
+        message = f"cannot make the run directory {error.filename}: {error.strerror}"
+        raise BadInput(message, hint="give another one with --run-dir") from error
     try:
         yield RunDirectory(path)
     except BaseException:
@@ -160,6 +161,7 @@ def show(out: Output, plan: Plan, summary: Summary) -> None:
                  format_duration_us(summary.microbatch_us), _ratio(summary.microbatch_us, plan.predicted.microbatch_us), "", "", ""))
     out.table("time per microbatch and memory per device",
               ("", "workers", "predicted", "measured", "ratio", "idle", "predicted memory", "peak memory"), rows)
+    out.text()
     out.text(f"throughput: {summary.samples_per_s:.1f} samples/s")
     out.text(f"final training loss: {summary.final_train_loss:.4f}")
     if summary.evaluations:

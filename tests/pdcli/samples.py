@@ -18,9 +18,9 @@ def profile(layers: int = 6, *, job: str | None = "job.py", name: str = "net.blo
         estimated=False,
         measured=Measured(1000.0 * layers * 1.05, 2000.0 * layers * 1.05, 300.0 * layers),
         layers=tuple(
-            Layer(name=name.format(i), forward_us=1000.0, backward_us=2000.0, forward_spread_us=10.0, backward_spread_us=20.0, update_us=300.0,
-                  copy_us=100.0, parameter_bytes=4_000_000, buffer_bytes=0, optimizer_bytes=8_000_000, saved_bytes=3_000_000,
-                  workspace_bytes=100_000, reads=("inputs",) if i == 0 else ())
+            Layer(name=name.format(i), forward_us=1000.0, backward_us=2000.0, forward_spread_us=10.0, backward_spread_us=20.0,
+                  update_us=300.0, copy_us=100.0, parameter_bytes=4_000_000, buffer_bytes=0, optimizer_bytes=8_000_000,
+                  saved_bytes=3_000_000, workspace_bytes=100_000, reads=("inputs",) if i == 0 else ())
             for i in range(layers)
         ),
         tensors=tuple(Tensor(f"t{i}", i, (i + 1,), 1_000_000, 1_000_000) for i in range(layers - 1)),

@@ -1,0 +1,117 @@
+"""``pipedream plan`` on a profile made by hand, with the real planner."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+from planner.spec.files import read_document, write_document
+from planner.spec.plan import Plan
+from tests.pdcli.conftest import Run
+from tests.pdcli.samples import profile
+
+CLUSTER = ("--cluster", "2x4", "--intra-bandwidth", "12GB/s", "--inter-bandwidth", "10Gbit/s")
+
+
+@pytest.fixture(autouse=True)
+def _profile(run: Run) -> None:
+    write_document(profile(), "profile.json")
+
+
+def test_writes_a_plan_and_says_what_it_is(run: Run) -> None:
+    result = run("plan", "profile.json", *CLUSTER, "--memory", "16GB")
+    plan = read_document(Plan, "plan.json")
+    assert result.exit_code == 0
+    assert plan.command == "pipedream plan profile.json --cluster 2x4 --intra-bandwidth 12GB/s --inter-bandwidth 10Gbit/s --memory 16GB"
+    assert plan.cluster.device_count == 8 and plan.job == profile().job
+    assert max(len(line) for line in result.stdout.splitlines() if "  " in line) <= 100
+    for line in result.stdout.splitlines():
+        if "per microbatch" in line and "stages (" not in line:
+            assert "predicted" in line
+    assert result.stdout.count("predicted") >= 5
+    assert "next: pipedream train plan.json" in result.stderr
+    assert "next:" not in result.stdout
+
+
+def test_json_is_the_plan_in_numbers(run: Run) -> None:
+    body = run("plan", "profile.json", "--json").json
+    plan = read_document(Plan, "plan.json")
+    assert body["predicted"]["microbatch_us"] == plan.predicted.microbatch_us
+    assert body["replicas"] == list(plan.replicas)
+    assert body["solver"]["status"] == plan.solver.status
+    assert body["plan"] == "plan.json" and body["hint"] == "pipedream train plan.json"
+
+
+def test_optimal_is_said_only_when_proven(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    from planner import solve
+
+    assert "optimal: " in run("plan", "profile.json").stdout
+    honest = solve.make_plan
+
+    def stopped(*arguments: object, **keywords: object) -> Plan:
+        plan = honest(*arguments, **keywords)  # type: ignore[arg-type]
+        report = dataclasses.replace(plan.solver, status="feasible", bound_us=plan.predicted.microbatch_us * 0.9, gap=0.1)
+        return dataclasses.replace(plan, solver=report)
+
+    monkeypatch.setattr(solve, "make_plan", stopped)
+    words = run("plan", "profile.json").stdout
+    assert "within 10.0%" in words and "not proven optimal" in words
+    assert "optimal:" not in words
+
+
+def test_the_same_input_gives_the_same_bytes(run: Run) -> None:
+    run("plan", "profile.json", *CLUSTER, "-o", "one.json")
+    run("plan", "profile.json", *CLUSTER, "-o", "folder/two.json", "--json")
+    assert Path("one.json").read_bytes() == Path("folder/two.json").read_bytes()
+
+
+def test_check_compares_and_writes_nothing(run: Run) -> None:
+    assert run("plan", "profile.json", "--check").exit_code == 1
+    assert not Path("plan.json").exists()
+    run("plan", "profile.json")
+    before = Path("plan.json").read_bytes()
+    assert run("plan", "profile.json", "--check").exit_code == 0
+    differs = run("plan", "profile.json", "--stages", "1", "--check", "--json")
+    assert differs.exit_code == 1 and differs.json["code"] == "differs" and differs.json["hint"] == "pipedream plan profile.json --stages 1"
+    assert Path("plan.json").read_bytes() == before
+
+
+def test_too_little_memory_is_exit_code_3_with_the_stage_and_both_numbers(run: Run) -> None:
+    message, hint = run("plan", "profile.json", "--memory", "20MB").failed(3)
+    assert "stage" in message and "20000000" in message and hint
+    assert not Path("plan.json").exists()
+    assert run("plan", "profile.json", "--memory", "20MB", "--json").json["exit_code"] == 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "names"),
+    [
+        (["missing.json"], "missing.json"),
+        (["profile.json", "--cluster", "2x4"], "--cluster 2x4"),
+        (["profile.json", "--cluster", "no-such-cluster"], "no-such-cluster"),
+        (["profile.json", "--cluster", "missing.toml"], "missing.toml"),
+        (["profile.json", "--memory", "16 potatoes"], "--memory: '16 potatoes'"),
+        (["profile.json", "--intra-bandwidth", "12GB"], "--intra-bandwidth: '12GB'"),
+        (["profile.json", "--policy", "newest"], "newest"),
+        (["profile.json", "--stages", "0"], "--stages"),
+        (["profile.json", "--time-limit", "0"], "--time-limit"),
+        (["profile.json", "-o", "profile.json/plan.json"], "profile.json/plan.json"),
+        (["profile.json", "--no-such-option"], "--no-such-option"),
+        ([], "PROFILE"),
+    ],
+)
+def test_bad_input_is_named(run: Run, arguments: list[str], names: str) -> None:
+    message, _ = run("plan", *arguments).failed(2)
+    assert names in message
+    assert run("plan", *arguments, "--json").json["message"] == message
+
+
+def test_an_unknown_key_is_named_with_its_place(run: Run) -> None:
+    data = json.loads(Path("profile.json").read_text())
+    data["layers"][3]["forward_ms"] = 1.0
+    Path("profile.json").write_text(json.dumps(data))
+    message, hint = run("plan", "profile.json").failed(2)
+    assert "profile.json" in message and "layers[3].forward_ms" in message and "forward_us" in hint
