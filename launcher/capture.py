@@ -1,0 +1,250 @@
+"""From a job to one flat graph of its training or evaluation step, grouped into layers.
+
+``torch.export`` gives the graph, with parameters and buffers as inputs. Here it is put in the form
+that :mod:`launcher.split` cuts: names as in ``model.state_dict()``, tied parameters once, constants
+inside, in-place operations on activations removed, randomness keyed, operations in layers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sys
+import warnings
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch.fx import GraphModule, Node
+
+from launcher.data import EvaluationSource, MicrobatchSource
+from launcher.explain import explain
+from launcher.facts import Facts, observe
+from launcher.fingerprint import fingerprint
+from launcher.inplace import copy_written_inputs, out_of_place
+from launcher.job import Job
+from launcher.layers import align, group
+from launcher.lifted import Lifted, lift
+from launcher.program import Value
+from launcher.randomness import is_random, key_operations
+from launcher.step import Step, layout_of
+from planner.spec.errors import BadInput
+
+__all__ = ["Captured", "capture_evaluation", "capture_training"]
+
+
+@dataclass(frozen=True)
+class Captured:
+    """A step of the model as one graph, called ``module(*parameters, *buffers, *inputs) -> results``.
+
+    ``values`` has the tensors that may cross a cut. ``free`` operations (masks, position indices,
+    reshaped targets) belong to no layer and are repeated in each stage that uses them. ``tied`` maps
+    what must be in one stage because several layers use it (a tied parameter, a buffer that is updated)
+    to those layers; ``aliases`` maps further names of a parameter to the one in ``parameters``.
+    """
+
+    module: GraphModule
+    training: bool
+    layers: Mapping[str, tuple[Node, ...]]
+    parameters: tuple[str, ...]  # trainable, as in model.state_dict()
+    buffers: tuple[str, ...]  # and parameters that do not require a gradient
+    inputs: tuple[str, ...]  # flattened data tensors, such as "inputs" and "targets"
+    results: tuple[str, ...]  # the loss first, then metrics
+    values: Mapping[Node, Value]
+    free: frozenset[Node]
+    tied: Mapping[str, tuple[str, ...]]
+    updated: frozenset[str]  # buffers and constants that the step writes to
+    aliases: Mapping[str, str]
+    fingerprint: str
+
+
+# What evaluation needs to know of training, by model: so that a worker, which needs both, exports once each.
+_TRAINING: weakref.WeakKeyDictionary[torch.nn.Module, dict[int, Captured]] = weakref.WeakKeyDictionary()
+
+
+def capture_training(job: Job) -> Captured:
+    """The training step of ``job`` for microbatches of ``job.microbatch_size`` samples.
+
+    Raises:
+        BadInput: the data or the model cannot be used, with the user's own source line.
+    """
+    source = MicrobatchSource(job.train_data, job.microbatch_size, shuffle=False)
+    captured = _capture(job, source, evaluation=False)
+    loss = next(iter(captured.module.graph.output_node().args[0]))  # type: ignore[arg-type]
+    if not captured.values[loss].requires_grad:
+        raise BadInput("the loss does not depend on any trainable parameter",
+                       hint="remove torch.no_grad(), .detach() or .item() between the parameters and the loss")
+    with contextlib.suppress(TypeError):
+        _TRAINING.setdefault(job.model, {})[job.microbatch_size] = captured
+    return captured
+
+
+def capture_evaluation(job: Job, microbatch_size: int) -> Captured:
+    """The evaluation step for ``microbatch_size`` samples: the loss, then the job's metrics.
+
+    Its layers are a subset of training's, and each uses only parameters and buffers that training's
+    layer uses, so that both are cut at the same names.
+
+    Raises:
+        BadInput: as :func:`capture_training`.
+    """
+    training = next(iter(_TRAINING.get(job.model, {}).values()), None) or capture_training(job)
+    data = job.train_data if job.evaluation_data is None else job.evaluation_data
+    return _capture(job, EvaluationSource(data, min(microbatch_size, len(data))), evaluation=True, training=training)
+
+
+def _capture(job: Job, source: MicrobatchSource | EvaluationSource, *, evaluation: bool, training: Captured | None = None) -> Captured:
+    with contextlib.redirect_stdout(sys.stderr), explain("the job's data", None):
+        layout = layout_of(job, source.dataset[0])
+        tensors = source.read(0)
+    step = Step(job, layout, evaluation=evaluation)
+    device = next(iter(job.model.parameters())).device
+    tensors = tuple(tensor.to(device) for tensor in tensors)
+    lifted = lift(job, _export(step, tensors, evaluation), step, layout.names)
+    arguments = (*lifted.state, *tensors)
+    facts = observe(lifted.module, arguments, grad=not evaluation)
+    if copy_written_inputs(lifted.module, facts, lifted.placeholders[len(lifted.state):]):
+        facts = observe(lifted.module, arguments, grad=not evaluation)
+    together = out_of_place(lifted.module, facts, _kept(lifted, facts))
+    lifted.module.graph.eliminate_dead_code(lambda node: node.op == "placeholder" or _has_effect(node, facts))
+    lifted.module.recompile()
+    facts = observe(lifted.module, arguments, grad=not evaluation)
+    return _assemble(lifted, facts, together, step, training)
+
+
+def _export(step: Step, tensors: Sequence[torch.Tensor], evaluation: bool) -> torch.export.ExportedProgram:
+    modes = {module: module.training for module in step.modules()}
+    step.train(not evaluation)
+    try:
+        with _quiet(), torch.random.fork_rng(devices=[]), torch.set_grad_enabled(not evaluation), explain("the model", step, tensors):
+            return torch.export.export(step, tuple(tensors), strict=False)
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep export's warnings and logs, and what the model prints, off the result stream and the terminal."""
+    logger = logging.getLogger("torch")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stdout(sys.stderr):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)
+
+
+def _kept(lifted: Lifted, facts: Facts) -> frozenset[int]:
+    """Storages that stay written in place: parameters, buffers and constants."""
+    constants = [node for node in lifted.module.graph.nodes if node.op == "get_attr"]
+    return frozenset().union(*(facts.storages[node] for node in (*lifted.placeholders[: len(lifted.state)], *constants)))
+
+
+def _has_effect(node: Node, facts: Facts) -> bool:
+    if node.op == "output" or node.target is torch.ops.aten._assert_tensor_metadata.default:
+        return node.op == "output"
+    return bool(facts.writes.get(node)) or node.is_impure()
+
+
+def _assemble(lifted: Lifted, facts: Facts, together: list[frozenset[Node]], step: Step, training: Captured | None) -> Captured:
+    module, count = lifted.module, len(lifted.state)
+    nodes = list(module.graph.nodes)
+    names = dict(zip(lifted.placeholders, (*lifted.parameters, *lifted.buffers, *lifted.inputs), strict=True))
+    names |= {node: str(node.target) for node in nodes if node.op == "get_attr"}
+    state = {*lifted.placeholders[:count], *(node for node in nodes if node.op == "get_attr")}
+    written = frozenset().union(*facts.writes.values())
+    changing = {node for node in state if facts.storages[node] & written}
+    if training is not None:  # what training updates is not constant in evaluation either
+        changing |= {node for node in state if names[node] in training.updated}
+    trainable = lifted.placeholders[: len(lifted.parameters)]
+    _refuse_written_parameters(trainable, changing, names)
+    owned = {*trainable, *changing, *(node for node in state if names[node] in lifted.frozen)}
+    stuck = frozenset().union(*together)
+    free = _free(module, owned, stuck, facts)
+    layered = [node for node in nodes if node.op == "call_function" and node not in free]
+    living = frozenset().union(*(facts.storages[node] for node in changing))  # a view of a buffer cannot be shipped: it would go stale
+    values = {node: value for node in nodes if not facts.storages.get(node, frozenset()) & living
+              and (value := _value(node, facts, grad=training is None)) is not None}
+    together = [*together, *(frozenset({node, *node.users}) for node in layered if node not in values)]
+
+    def is_leaf(path: str) -> bool:
+        return next(step.get_submodule(path).children(), None) is None
+
+    layers = group(layered, lambda node: any(source in owned for source in node.all_input_nodes), is_leaf, together)
+    if training is not None:
+        layers = _aligned(layers, training, names, together)
+    digest = fingerprint(module, layers, [names[node] for node in lifted.placeholders], facts.values)
+    uses = {names[node]: _layers_using(node, layers) for node in (*trainable, *changing)}
+    before, layers = layers, key_operations(module, layers, facts.values)
+    renamed = {old: new for name in layers for old, new in zip(before[name], layers[name], strict=True)}
+    values = {renamed.get(node, node): value for node, value in values.items()}
+    results = ("loss", *(step.metrics if training is not None else ()))
+    return Captured(module, training is None, layers, lifted.parameters, lifted.buffers, lifted.inputs, results, values, free,
+                    {name: where for name, where in uses.items() if len(where) > 1}, frozenset(names[node] for node in changing),
+                    lifted.aliases, digest)
+
+
+def _refuse_written_parameters(trainable: Sequence[Node], changing: set[Node], names: Mapping[Node, str]) -> None:
+    for node in trainable:
+        if node in changing:
+            raise BadInput(f"the model's forward changes its parameter {names[node]!r} in place",
+                           hint="move that into the optimizer, or make it a buffer")
+
+
+def _free(module: GraphModule, owned: set[Node], stuck: frozenset[Node], facts: Facts) -> frozenset[Node]:
+    """Operations on constants and data alone, without gradient, randomness or effect: cheaper to repeat than to ship."""
+    known = {node for node in module.graph.nodes if node.op in ("placeholder", "get_attr") and node not in owned}
+    free = {node for node in known if node.op == "get_attr"}
+    for node in module.graph.nodes:
+        if node.op != "call_function" or node in stuck or facts.writes[node] or node.is_impure() or is_random(node, module):
+            continue
+        if all(source in known for source in node.all_input_nodes):
+            known.add(node)
+            free.add(node)
+    return frozenset(free)
+
+
+def _value(node: Node, facts: Facts, *, grad: bool) -> Value | None:
+    """What crosses a cut for ``node``; None when it is not one dense tensor of a size known before the run."""
+    tensor, exported = facts.tensor(node), node.meta.get("val")
+    if tensor is None or tensor.layout is not torch.strided:
+        return None
+    if not all(isinstance(length, int) for seen in (tensor, exported) if isinstance(seen, torch.Tensor) for length in seen.shape):
+        return None
+    return Value(node.name, tuple(tensor.shape), tensor.dtype, grad and tensor.requires_grad)
+
+
+def _layers_using(node: Node, layers: Mapping[str, Sequence[Node]]) -> tuple[str, ...]:
+    return tuple(name for name, members in layers.items() if any(user in node.users for user in members))
+
+
+def _aligned(layers: dict[str, tuple[Node, ...]], training: Captured, names: Mapping[Node, str],
+             together: Sequence[frozenset[Node]]) -> dict[str, tuple[Node, ...]]:
+    """Evaluation's operations in training's layers, see :func:`launcher.layers.align`."""
+    owners = dict(zip((*training.parameters, *training.buffers), training.module.graph.nodes, strict=False))
+    owned = {*training.parameters, *training.updated}
+    homes = {name: _layers_using(node, training.layers) for name, node in owners.items() if name in owned}
+
+    def home(node: Node) -> str | None:
+        for source in node.all_input_nodes:
+            where = homes.get(names.get(source, ""), ())
+            if len(where) == 1:
+                return where[0]
+        return None
+
+    aligned = align(layers, tuple(training.layers), home)
+    everything = {node for members in aligned.values() for node in members}
+    for name, members in aligned.items():
+        for node in members:
+            wanted = home(node)
+            if wanted not in (None, name):
+                raise BadInput(f"evaluation uses the parameters of layer {wanted!r} after layer {name!r}, training does not",
+                               hint="let the model's forward run its layers in the same order in both modes")
+        if any(nodes & set(members) and not nodes & everything <= set(members) for nodes in together):
+            raise BadInput(f"evaluation needs layers apart from {name!r} together with it, training does not",
+                           hint="let the model's forward do the same operations in both modes")
+    return aligned
