@@ -152,7 +152,7 @@ def _arcs(problem: Problem, scenario: Scenario, candidates: Sequence[Candidate],
             reached[c.first].add(0 if after is None else after + c.replicas)
             name = f"stage_{c.first}_{c.last}_at_{index}" + ("" if after is None else f"_before_{after}")
             arcs.append(_Arc(c, after, program.add_variable(name, 0, 1, kind)))
-    return arcs
+    return arcs if reached[0] else []
 
 
 def _flow_rows(program: pulp.LpProblem, problem: Problem, arcs: list[_Arc]) -> None:
