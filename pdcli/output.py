@@ -152,17 +152,19 @@ class Output:
 
 def _lines() -> Progress:
     """Progress as lines in a log: a new phase, its end, and in between at most one every few seconds."""
-    last = {"what": "", "at": 0.0, "done": -1.0}
+    phase, printed_at_s, complete = "", 0.0, False
 
     def update(what: str, done: int, total: int) -> None:
+        nonlocal phase, printed_at_s, complete
         key = what.partition("  ")[0]
-        now = time.monotonic()
-        fresh = key != last["what"]
-        finished = total > 0 and done >= total and last["done"] < total
-        if fresh or finished or now - float(last["at"]) >= LINE_EVERY_S:
-            last.update(what=key, at=now, done=done)
-            count = f" {done}/{total}" if total else ""
-            sys.stderr.write(f"{key}{count}{what[len(key):]}\n")
-            sys.stderr.flush()
+        now_s = time.monotonic()
+        if key != phase:
+            phase, complete = key, False
+        elif complete or (now_s - printed_at_s < LINE_EVERY_S and not 0 < total <= done):
+            return
+        printed_at_s, complete = now_s, 0 < total <= done
+        count = f" {done}/{total}" if total else ""
+        sys.stderr.write(f"{key}{count}{what[len(key):]}\n")
+        sys.stderr.flush()
 
     return update
