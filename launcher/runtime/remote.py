@@ -19,7 +19,7 @@ from launcher.program import Value
 from launcher.runtime.channel import Edge, PeerLost, Reducer, edges, rank_of, workers
 from planner.spec.schedule import Pipeline
 
-__all__ = ["RemoteTransport"]
+__all__ = ["RemoteTransport", "peer_errors"]
 
 _AHEAD = 2  # receives posted before they are needed: one being filled while the other is waited for
 
@@ -37,7 +37,7 @@ class _RemoteSender:
         self._under_way: deque[list[tuple[dist.Work, torch.Tensor]]] = deque()
 
     def send(self, tensors: Sequence[torch.Tensor]) -> None:
-        with _peer_errors(self._edge):
+        with peer_errors(self._edge):
             message = []
             for tensor in tensors:
                 work = dist.isend(tensor, self._peer, group=self._group)
@@ -52,7 +52,7 @@ class _RemoteSender:
             self._wait_oldest()
 
     def _wait_oldest(self) -> None:
-        with _peer_errors(self._edge):
+        with peer_errors(self._edge):
             for work, _ in self._under_way.popleft():
                 work.wait()
 
@@ -66,7 +66,7 @@ class _RemoteReceiver:
 
     def receive(self) -> tuple[torch.Tensor, ...]:
         message = self._posted.popleft()
-        with _peer_errors(self._edge):
+        with peer_errors(self._edge):
             for work, _ in message:
                 if work is not None:
                     work.wait()
@@ -78,7 +78,7 @@ class _RemoteReceiver:
         if values is None:
             return
         message = []
-        with _peer_errors(self._edge):
+        with peer_errors(self._edge):
             for value in values:
                 tensor = torch.empty(value.shape, dtype=value.dtype, device=self._device)
                 message.append((dist.irecv(tensor, self._peer, group=self._group), tensor))
@@ -92,7 +92,7 @@ class _RemoteReducer:
 
     def sum_(self, tensor: torch.Tensor) -> None:
         if self._group is not None:
-            with _peer_errors(None):
+            with peer_errors(None):
                 dist.all_reduce(tensor, group=self._group)
 
 
@@ -103,7 +103,7 @@ class RemoteTransport:
         self._replicas = pipeline.replicas
         self._device = device
         timeout = timedelta(seconds=timeout_s)
-        with _peer_errors(None):
+        with peer_errors(None):
             self._groups = {
                 edge: dist.new_group([rank_of(self._replicas, edge.source), rank_of(self._replicas, edge.destination)], timeout=timeout)
                 for edge in edges(pipeline)
@@ -124,10 +124,10 @@ class RemoteTransport:
 
 
 @contextlib.contextmanager
-def _peer_errors(edge: Edge | None) -> Iterator[None]:
+def peer_errors(edge: Edge | None) -> Iterator[None]:
     """Turn torch.distributed's errors into :class:`PeerLost`, which names the other side."""
     try:
         yield
     except RuntimeError as error:
-        where = "its replicas" if edge is None else f"{edge.source} and {edge.destination} ({edge.kind})"
+        where = "the workers" if edge is None else f"{edge.source} and {edge.destination} ({edge.kind})"
         raise PeerLost(f"connection between {where}: {str(error).splitlines()[0]}") from error

@@ -35,7 +35,11 @@ OptimizerFactory = Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer]
 
 @dataclass(frozen=True)
 class Assignment:
-    """What one worker is to do. ``evaluation`` has a program for each size of evaluation microbatch."""
+    """What one worker is to do. ``evaluation`` has a program for each size of evaluation microbatch.
+
+    ``averaged_buffers`` are those that training writes to (BatchNorm's running statistics): the
+    replicas see different microbatches, so evaluation and the final weights take their mean.
+    """
 
     pipeline: Pipeline
     worker: Worker
@@ -45,6 +49,7 @@ class Assignment:
     evaluation: Mapping[int, StageProgram] = field(default_factory=dict)
     evaluation_source: Source | None = None
     evaluation_sizes: tuple[int, ...] = ()  # samples of each evaluation microbatch
+    averaged_buffers: tuple[str, ...] = ()
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
 
 
@@ -64,7 +69,7 @@ class StageWorker:
         self._pipeline, self._worker, self._device = assignment.pipeline, assignment.worker, assignment.device
         program = assignment.program
         self._last = assignment.worker.stage == len(self._pipeline.replicas) - 1
-        self._program, self._buffers = program, dict(buffers)
+        self._program, self._buffers, self._averaged = program, dict(buffers), assignment.averaged_buffers
         self.weights = WeightVersions([parameters[name] for name in program.parameters])
         self._stage = Stage(program, self.weights, [buffers[name] for name in program.buffers], self._pipeline.batch_microbatches)
         self._optimizer = optimizer(self.weights.masters) if self.weights.trainable else None
@@ -84,7 +89,7 @@ class StageWorker:
             indices = range(self._worker.replica, self._pipeline.evaluation_microbatches, self._replica_step)
             self._evaluation = Evaluation(
                 assignment.evaluation, assignment.evaluation_sizes, indices, assignment.evaluation_source, self._reducer,
-                parameters, buffers, program.buffers, self._device)
+                parameters, buffers, assignment.averaged_buffers, self._device)
         self._evaluated_batch = -1
 
     def run(self) -> None:
@@ -100,9 +105,10 @@ class StageWorker:
         self._links.flush()
 
     def final_buffers(self) -> dict[str, torch.Tensor]:
-        """The training program's buffers by name, averaged over the replicas; every replica must ask."""
-        names = self._program.buffers
-        return dict(zip(names, averaged_buffers([self._buffers[name] for name in names], self._reducer), strict=True))
+        """The training program's buffers by name, averaged over the replicas; all replicas must ask for them together."""
+        averages = averaged_buffers([self._buffers[name] for name in self._averaged], self._reducer)
+        own = {name: self._buffers[name] for name in self._program.buffers}
+        return own | dict(zip(self._averaged, averages, strict=True))
 
     def _forward(self, op: Op) -> None:
         received = self._await(op, self._links.receive_activations)

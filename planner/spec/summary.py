@@ -28,10 +28,13 @@ class StageMeasurement:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Means over the evaluation data with the weights of ``update``: ``loss`` and the job's metrics."""
+    """Means over the evaluation data with the weights of ``update``: ``loss`` and the job's metrics.
+
+    None stands for a value that is not finite.
+    """
 
     update: int
-    values: dict[str, float]
+    values: dict[str, float | None]
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,6 @@ class Summary:
     duration_s: float
     microbatch_us: float
     samples_per_s: float
-    final_train_loss: float  # mean over the last tenth of the updates
+    final_train_loss: float | None  # mean over the last tenth of the updates; None when a loss was not finite
     evaluations: tuple[Evaluation, ...]
     stages: tuple[StageMeasurement, ...]

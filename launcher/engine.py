@@ -1,0 +1,233 @@
+"""Starting and stopping worker processes with torch.distributed.elastic, which spawns, watches and ends them.
+
+Everything torch's engine would do to its surroundings is kept in here: signal handlers, log lines, an
+environment variable, the fork server's own output. What a caller sees is a return, a
+:class:`WorkersFailed`, or a :class:`Stopped`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import multiprocessing
+import multiprocessing.forkserver
+import os
+import signal
+import sys
+import tempfile
+import threading
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs, SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.launcher.api import LaunchConfig, launch_agent
+
+__all__ = ["Stopped", "WorkersFailed", "run_workers", "warm_up"]
+
+_PRELOAD = ["launcher.warm"]
+_STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_server_output: IO[bytes] | None = None
+
+
+class WorkersFailed(Exception):
+    """A worker ended badly. ``exit_codes`` by rank, those that the engine saw first; negative for a signal."""
+
+    def __init__(self, exit_codes: Mapping[int, int]) -> None:
+        super().__init__(f"exit codes {dict(exit_codes)}")
+        self.exit_codes = dict(exit_codes)
+
+
+class Stopped(Exception):
+    """A signal told us to stop, and every worker has been stopped."""
+
+    def __init__(self, signal_name: str) -> None:
+        super().__init__(signal_name)
+        self.signal_name = signal_name
+
+
+class _Logs(LogsSpecs):  # type: ignore[misc]
+    """Where the engine redirects each worker's output to."""
+
+    def __init__(self, folder: Path, outputs: Sequence[tuple[Path, Path]]) -> None:
+        super().__init__(str(folder))
+        self._outputs = outputs
+
+    @property
+    def root_log_dir(self) -> str:
+        return str(self._root_log_dir)
+
+    def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
+        ranks = {local: int(env["RANK"]) for local, env in envs.items()}
+        for env in envs.values():
+            env["TORCHELASTIC_ERROR_FILE"] = ""
+        return LogsDest(
+            stdouts={local: str(self._outputs[rank][0]) for local, rank in ranks.items()},
+            stderrs={local: str(self._outputs[rank][1]) for local, rank in ranks.items()},
+            error_files=dict.fromkeys(ranks, os.devnull),
+        )
+
+
+def warm_up() -> None:
+    """Start the fork server, which loads torch once for all workers while the caller does other things.
+
+    Its output, and a worker's before and after its own log is open, goes to a file without a name.
+    """
+    global _server_output
+    while (lowest := os.open(os.devnull, os.O_RDWR)) <= 2:  # a closed stdin must not become a worker's pipe
+        pass
+    os.close(lowest)
+    if _server_output is None:
+        _server_output = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the server
+    multiprocessing.get_context("forkserver").set_forkserver_preload(_PRELOAD)
+    with _ignored_interrupts(), _standard_output_to(_server_output):
+        multiprocessing.forkserver.ensure_running()
+
+
+def run_workers(
+    entry: Callable[[Any], None], task: Any, *, outputs: Sequence[tuple[Path, Path]], log: Path, stop_after_s: int = 10
+) -> None:
+    """Run ``entry(task)`` in one process per element of ``outputs`` (its stdout and stderr files), to the end.
+
+    ``log`` takes what the engine says. On SIGINT, SIGTERM or SIGHUP the workers get SIGTERM, and after
+    ``stop_after_s`` seconds SIGKILL. No worker is left when this returns or raises.
+
+    Raises:
+        WorkersFailed: with the exit codes that the engine saw.
+        Stopped: by a signal.
+    """
+    warm_up()
+    before = set(multiprocessing.active_children())
+    config = LaunchConfig(
+        min_nodes=1, max_nodes=1, nproc_per_node=len(outputs), logs_specs=_Logs(log.parent, outputs), run_id=f"pipedream-{os.getpid()}",
+        role="worker", rdzv_backend="c10d", rdzv_endpoint="localhost:0", rdzv_configs={"timeout": 60}, max_restarts=0, monitor_interval=0.1,
+        start_method="forkserver", local_addr="127.0.0.1", signals_to_handle="SIGTERM", shutdown_timeout=stop_after_s,
+    )
+    try:
+        with _engine_log(log), _without_main(), _signals() as received:
+            try:
+                launch_agent(config, entry, [task])
+            except ChildFailedError as error:
+                raise WorkersFailed({rank: failure.exitcode for rank, failure in error.failures.items()}) from error
+            except SignalException as error:
+                raise Stopped(signal.Signals(received[0] if received else error.sigval).name) from error
+    finally:
+        _end(set(multiprocessing.active_children()) - before)
+        if _server_output is not None:
+            _append_new(_server_output, log)
+
+
+@contextlib.contextmanager
+def _signals() -> Iterator[list[int]]:
+    """Turn the first stopping signal into the engine's own way to stop, with SIGTERM for the workers.
+
+    They ignore SIGINT, which a terminal sends to all processes at once. Later signals change nothing:
+    stopping is bounded already. Python allows handlers in the main thread only.
+    """
+    received: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield received
+        return
+
+    def stop(number: int, frame: types.FrameType | None) -> None:
+        received.append(number)
+        if len(received) == 1:
+            raise SignalException(f"stopped by {signal.Signals(number).name}", signal.SIGTERM)
+
+    previous = {number: signal.getsignal(number) for number in _STOPPING}
+    environment = os.environ.get("TORCHELASTIC_SIGNALS_TO_HANDLE")
+    for number in _STOPPING:
+        signal.signal(number, stop)
+    try:
+        yield received
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+        if environment is None:
+            os.environ.pop("TORCHELASTIC_SIGNALS_TO_HANDLE", None)
+        else:
+            os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = environment
+
+
+@contextlib.contextmanager
+def _engine_log(path: Path) -> Iterator[None]:
+    """Send torch's log lines to ``path``; a user's terminal shows only what we say."""
+    with path.open("a", encoding="utf-8") as file:
+        changed: list[tuple[logging.StreamHandler[Any], Any]] = []
+        for name in list(logging.root.manager.loggerDict):
+            if name.partition(".")[0] != "torch":
+                continue
+            for handler in logging.getLogger(name).handlers:
+                if isinstance(handler, logging.StreamHandler) and not isinstance(handler, logging.FileHandler):
+                    changed.append((handler, handler.setStream(file)))
+        own = logging.StreamHandler(file)
+        torch_logger = logging.getLogger("torch")
+        if not torch_logger.handlers:
+            torch_logger.addHandler(own)
+        try:
+            yield
+        finally:
+            torch_logger.removeHandler(own)
+            for handler, stream in changed:
+                handler.setStream(stream)
+
+
+@contextlib.contextmanager
+def _without_main() -> Iterator[None]:
+    """Hide ``__main__`` from the processes started, which would otherwise run the caller's script again.
+
+    A worker needs nothing from it: its entry and its task are found by their modules' names.
+    """
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = types.ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
+
+
+@contextlib.contextmanager
+def _ignored_interrupts() -> Iterator[None]:
+    """Ignore Ctrl-C here for a moment, and in a process started meanwhile for good."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, previous)
+
+
+@contextlib.contextmanager
+def _standard_output_to(file: IO[bytes]) -> Iterator[None]:
+    """Point file descriptors 1 and 2 to ``file`` while a process is started."""
+    saved = [os.dup(descriptor) for descriptor in (1, 2)]
+    try:
+        for descriptor in (1, 2):
+            os.dup2(file.fileno(), descriptor)
+        yield
+    finally:
+        for descriptor, copy in zip((1, 2), saved, strict=True):
+            os.dup2(copy, descriptor)
+            os.close(copy)
+
+
+def _end(processes: set[Any]) -> None:
+    """Kill what the engine left, which it should not have."""
+    for process in processes:
+        process.kill()
+    for process in processes:
+        process.join(10)
+
+
+def _append_new(source: IO[bytes], log: Path) -> None:
+    """Move what was written to ``source`` to the end of ``log``."""
+    size = os.fstat(source.fileno()).st_size
+    if size and log.parent.is_dir():
+        text = os.pread(source.fileno(), size, 0)
+        os.ftruncate(source.fileno(), 0)
+        with log.open("ab") as file:
+            file.write(text.lstrip(b"\0"))

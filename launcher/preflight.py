@@ -1,0 +1,84 @@
+"""What is checked before any worker starts: the plan against the machine, the job and the settings."""
+
+from __future__ import annotations
+
+from launcher import devices
+from launcher.capture import Captured
+from launcher.data import MicrobatchSource
+from launcher.job import Job
+from launcher.runtime.policy import version_rule
+from planner.spec.errors import BadInput, Mismatch
+from planner.spec.plan import Plan
+from planner.spec.schedule import Pipeline, validate
+
+__all__ = ["check_model", "check_schedule", "count_updates", "threads_per_worker"]
+
+
+def threads_per_worker(plan: Plan, threads: int | None, oversubscribe: bool) -> int:
+    """Threads each worker computes with, when this machine has a device for every worker.
+
+    Raises:
+        Mismatch: the plan has more workers than the machine has devices, and ``oversubscribe`` is off.
+        BadInput: ``threads`` is below 1.
+    """
+    workers, cores = plan.worker_count, devices.usable_cores()
+    if threads is not None and threads < 1:
+        raise BadInput(f"{threads} threads per worker is below 1", hint="use 1 or more threads")
+    if devices.device_kind() == "cuda":
+        import torch
+
+        count, what = torch.cuda.device_count(), "CUDA devices"
+    else:
+        count, what = max(1, cores // (threads or 1)), "CPU cores" if (threads or 1) == 1 else f"CPU devices of {threads} threads"
+    if workers > count and not oversubscribe:
+        raise Mismatch(f"the plan has {workers} workers, this machine has {count} {what}",
+                       hint="plan again for this machine, or share devices between workers with --oversubscribe", code="too_few_devices")
+    return threads if threads is not None else max(1, cores // workers)
+
+
+def check_schedule(pipeline: Pipeline, policy: str) -> None:
+    """Raise when the policy cannot be run or the plan's depths would deadlock."""
+    version_rule(policy, pipeline, 0)  # type: ignore[arg-type]
+    depth = max(r * d for r, d in zip(pipeline.replicas, pipeline.in_flight, strict=True))
+    batches = min(pipeline.batches, 2 + 2 * -(-depth // pipeline.batch_microbatches))
+    validate(Pipeline(pipeline.replicas, pipeline.in_flight, pipeline.batch_microbatches, batches, 1,
+                      pipeline.evaluate_at_end, min(pipeline.evaluation_microbatches, 2 * max(pipeline.replicas))))
+
+
+def check_model(plan: Plan, captured: Captured) -> None:
+    """Raise :class:`Mismatch` unless the plan was made for this very model, loss and microbatch size."""
+    if plan.fingerprint == captured.fingerprint:
+        return
+    planned, found = [name for stage in plan.stages for name in stage.layers], list(captured.layers)
+    missing = [name for name in planned if name not in set(found)]
+    new = [name for name in found if name not in set(planned)]
+    if missing or new:
+        parts = [f"{len(names)} layers {verb}: {', '.join(names[:3])}{', ...' if len(names) > 3 else ''}"
+                 for names, verb in ((missing, "are only in the plan"), (new, "are only in the job")) if names]
+        difference = "; ".join(parts)
+    else:
+        difference = "the layers have the same names, so an operation, a shape, the loss or a constant differs"
+    raise Mismatch(
+        f"the plan is for model {plan.fingerprint[:12]}, the job has model {captured.fingerprint[:12]}: {difference}",
+        hint="profile and plan this job again, or train with the job and settings that were profiled", code="other_model")
+
+
+def count_updates(plan: Plan, job: Job, updates: int | None, epochs: int | None) -> tuple[int, int]:
+    """How many updates to run, and how many microbatches of the epochs do not fill a last batch.
+
+    Raises:
+        BadInput: neither or both are given, or there would be no update at all.
+    """
+    if (updates is None) == (epochs is None):
+        raise BadInput(f"updates {updates} and epochs {epochs}: exactly one of them is needed", hint="give --steps or --epochs")
+    if updates is not None:
+        if updates < 1:
+            raise BadInput(f"{updates} updates is below 1", hint="train for 1 or more updates")
+        return updates, 0
+    assert epochs is not None
+    per_epoch = MicrobatchSource(job.train_data, plan.microbatch_size).per_epoch
+    batches, rest = divmod(epochs * per_epoch, plan.batch_microbatches)
+    if batches < 1:
+        raise BadInput(f"{epochs} epochs have {epochs * per_epoch} microbatches, one update needs {plan.batch_microbatches}",
+                       hint="train for more epochs, or plan with smaller microbatches or batches")
+    return batches, rest

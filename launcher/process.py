@@ -1,0 +1,114 @@
+"""One worker process, from its start to its exit: prepare, connect, run, hand over.
+
+The process never outlives its launcher, ignores Ctrl-C (the launcher stops it), and when it fails it
+says why in a file before it goes. A worker that only lost another one waits to be stopped, so that the
+first process the engine sees failing is the one that caused it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import multiprocessing
+import multiprocessing.connection
+import os
+import platform
+import signal
+import sys
+import threading
+import time
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from launcher import devices
+from launcher.failure import record_failure
+from launcher.load import load_job
+from launcher.randomness import keyed
+from launcher.recorder import Measurements, Recorder
+from launcher.runtime.channel import PeerLost, Worker, workers
+from launcher.runtime.remote import RemoteTransport, peer_errors
+from launcher.runtime.worker import StageWorker
+from launcher.status import StatusBoard
+from launcher.task import Task, assign, sized, stage_state
+
+__all__ = ["work"]
+
+_CONSEQUENCE_S = 10.0  # how long a worker that lost its peer leaves the engine to find the cause
+
+
+def work(task: Task) -> None:
+    """The entry point of every worker process; ``RANK`` in the environment says which one it is."""
+    rank = int(os.environ["RANK"])
+    worker = workers(task.plan.replicas)[rank]
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _follow_parent()
+    board = StatusBoard(task.directory.status, task.plan.worker_count)
+    try:
+        _train(task, rank, worker, board)
+    except BaseException as error:
+        record_failure(task.directory.failure(*worker), worker, rank, board.get(rank), error)
+        _flush()
+        if isinstance(error, PeerLost):
+            time.sleep(_CONSEQUENCE_S)
+        os._exit(1)  # no destructor may hang on a peer that is gone
+    board.set(rank, "done", "")
+    _flush()
+
+
+def _train(task: Task, rank: int, worker: Worker, board: StatusBoard) -> None:
+    settings, pipeline = task.settings, task.pipeline
+    device = devices.torch_device(int(os.environ["LOCAL_RANK"]))
+    devices.set_threads(settings.threads)
+    board.set(rank, "preparing", "loading the job")
+    job = sized(load_job(settings.job, seed=settings.seed), task.plan)
+    board.set(rank, "preparing", "capturing the model")
+    assignment = assign(task, job, worker, device)
+    parameters, buffers = stage_state(assignment, job.model)
+    optimizer = job.optimizer
+    del job  # the other stages' weights
+
+    board.set(rank, "preparing", "connecting")
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if platform.system() == "Darwin" else "lo")
+    with peer_errors(None):
+        dist.init_process_group(devices.backend(), timeout=timedelta(seconds=settings.timeout_s))
+        transport = RemoteTransport(pipeline, device, settings.timeout_s)
+        dist.barrier()
+    writes_metrics = worker == (len(pipeline.replicas) - 1, 0)
+    recorder = Recorder(pipeline, worker, rank, board, task.plan.microbatch_size, task.directory.metrics if writes_metrics else None)
+    stage = StageWorker(assignment, parameters, buffers, optimizer, transport, recorder, keyed=lambda m: keyed(settings.seed, m))
+    stage.run()
+
+    measurements = recorder.finish(devices.peak_memory_bytes())
+    board.set(rank, "preparing", "saving")
+    final_buffers = stage.final_buffers()
+    if worker.replica == 0:
+        weights = {name: value.detach().cpu() for name, value in zip(assignment.program.parameters, stage.weights.masters, strict=True)}
+        torch.save(weights | {name: value.cpu() for name, value in final_buffers.items()}, task.directory.stage_weights(worker.stage))
+    _write_measurements(task, worker, measurements)
+    with peer_errors(None):
+        dist.barrier()  # nobody closes a connection that another still reads from
+        dist.destroy_process_group()
+
+
+def _write_measurements(task: Task, worker: Worker, measurements: Measurements) -> None:
+    task.directory.measurements(*worker).write_text(json.dumps(dataclasses.asdict(measurements)), encoding="utf-8")
+
+
+def _follow_parent() -> None:
+    """Exit when the launcher is gone, even by ``kill -9``; the engine itself would leave us running."""
+    parent = multiprocessing.parent_process()
+    if parent is None:
+        return
+
+    def wait() -> None:
+        multiprocessing.connection.wait([parent.sentinel])
+        os._exit(1)
+
+    threading.Thread(target=wait, name="follow-parent", daemon=True).start()
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()

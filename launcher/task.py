@@ -1,0 +1,88 @@
+"""What the launcher tells every worker process, and how a job becomes one worker's assignment."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from launcher.capture import capture_evaluation, capture_training
+from launcher.data import EvaluationSource, MicrobatchSource
+from launcher.job import Job
+from launcher.program import StageProgram
+from launcher.rundir import RunDirectory, RunSettings
+from launcher.runtime.channel import Worker
+from launcher.runtime.worker import Assignment
+from launcher.split import split
+from planner.spec.plan import Plan
+from planner.spec.schedule import Pipeline
+
+__all__ = ["Task", "assign", "pipeline_of", "sized", "stage_state"]
+
+
+@dataclass(frozen=True)
+class Task:
+    """The same for every worker; its rank says which stage and replica it runs."""
+
+    plan: Plan
+    settings: RunSettings
+    pipeline: Pipeline
+    directory: RunDirectory
+
+
+def sized(job: Job, plan: Plan) -> Job:
+    """The job with the microbatch size that was planned for."""
+    return dataclasses.replace(job, microbatch_size=plan.microbatch_size)
+
+
+def pipeline_of(plan: Plan, job: Job, updates: int, evaluate_every: int) -> Pipeline:
+    """The run's schedule: an evaluation every so often, and one at the end, where the job has data for it."""
+    sizes = () if job.evaluation_data is None else EvaluationSource(job.evaluation_data, plan.microbatch_size).sizes
+    return Pipeline(
+        replicas=plan.replicas, in_flight=tuple(stage.in_flight for stage in plan.stages), batch_microbatches=plan.batch_microbatches,
+        batches=updates, evaluate_every=evaluate_every, evaluate_at_end=bool(sizes), evaluation_microbatches=len(sizes),
+    )
+
+
+def assign(task: Task, job: Job, worker: Worker, device: torch.device) -> Assignment:
+    """Capture the job, cut it as planned, and pick out one worker's part.
+
+    Raises:
+        BadInput: the model cannot be captured.
+        Mismatch: the plan's layers are not this model's.
+    """
+    plan, settings = task.plan, task.settings
+    stages = [stage.layers for stage in plan.stages]
+    captured = capture_training(job)
+    program = split(captured, stages)[worker.stage]
+    evaluation: dict[int, StageProgram] = {}
+    sizes: tuple[int, ...] = ()
+    evaluation_source = None
+    if task.pipeline.evaluation_microbatches and job.evaluation_data is not None:
+        evaluation_source = EvaluationSource(job.evaluation_data, plan.microbatch_size)
+        sizes = evaluation_source.sizes
+        evaluation = {size: split(capture_evaluation(job, size), stages)[worker.stage] for size in sorted(set(sizes))}
+    return Assignment(
+        pipeline=task.pipeline, worker=worker, policy=plan.policy, program=program,
+        train_source=MicrobatchSource(job.train_data, plan.microbatch_size, job.shuffle, settings.seed, job.loader_processes),
+        evaluation=evaluation, evaluation_source=evaluation_source, evaluation_sizes=sizes, device=device,
+        averaged_buffers=tuple(name for name in program.buffers if name in captured.updated),
+    )
+
+
+def stage_state(assignment: Assignment, model: nn.Module) -> tuple[dict[str, nn.Parameter], dict[str, torch.Tensor]]:
+    """The parameters and buffers that a stage's programs take, on its device, by the model's names.
+
+    Frozen parameters count as buffers where the programs say so.
+    """
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    buffers = dict(model.named_buffers(remove_duplicate=False))
+    programs = [assignment.program, *assignment.evaluation.values()]
+    device = assignment.device
+    trained = {name: nn.Parameter(parameters[name].detach().to(device), parameters[name].requires_grad)
+               for program in programs for name in program.parameters}
+    others = {name: (parameters[name] if name in parameters else buffers[name]).detach().to(device)
+              for program in programs for name in program.buffers}
+    return trained, others
