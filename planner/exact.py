@@ -7,6 +7,7 @@ chain and every allocation of devices to every stage, and asks the cost model fo
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -45,7 +46,7 @@ def _allowed(problem: Problem, stages: tuple[Stage, ...], batch: int) -> bool:
         return False
     if any(batch % stage.replicas or stage.replicas > problem.max_replicas for stage in stages):
         return False
-    if problem.batch_microbatches is None and problem.policy != "2bw" and batch > problem.max_devices:
+    if problem.batch_microbatches is None and math.lcm(*(stage.replicas for stage in stages)) > problem.max_devices:
         return False
     return devices <= problem.max_devices and not (problem.policy == "2bw" and batch < devices)
 
