@@ -123,7 +123,10 @@ class Output:
 
     @contextlib.contextmanager
     def progress(self) -> Iterator[Progress]:
-        """A function to call with (what, done, total): a bar on a terminal, lines every few seconds in a log."""
+        """A function to call with (what, done, total): a bar on a terminal, lines every few seconds in a log.
+
+        ``total`` 0 is work of unknown length. What follows two spaces in ``what`` is detail that changes.
+        """
         if plain(sys.stderr):
             yield _lines()
             return
@@ -135,9 +138,12 @@ class Output:
 
             def update(what: str, done: int, total: int) -> None:
                 key = what.partition("  ")[0]
+                for other, task in tasks.items():
+                    if other != key and bars.tasks[task].total is None:
+                        bars.update(task, visible=False)  # it has ended, at an unknown length
                 if key not in tasks:
-                    tasks[key] = bars.add_task(what, total=total)
-                bars.update(tasks[key], description=what, completed=done, total=total)
+                    tasks[key] = bars.add_task(what, total=total or None)
+                bars.update(tasks[key], description=what, completed=done, total=total or None, visible=True)
 
             yield update
 

@@ -54,12 +54,16 @@ def command(out: Output, plan: str, job: str | None, settings: tuple[str, ...], 
     reference = job_reference(document, job, settings)
     with run_directory(run_dir, document, reference) as directory:
         from launcher.launch import TrainSettings, train
+        from launcher.rundir import RunSettings
 
         wanted = TrainSettings(run_directory=directory.path, updates=steps, epochs=epochs if steps or epochs else 1, seed=seed,
                                evaluate_every=evaluate_every, threads=threads, oversubscribe=oversubscribe, timeout_s=timeout)
         with out.progress() as update:
             summary = train(document, reference, wanted, on_progress=lambda progress: update(*describe(progress)))
     show(out, document, summary)
+    left_out = read_document(RunSettings, directory.settings).left_out_microbatches
+    if left_out:
+        out.text(f"left out: the last {left_out} microbatches, which do not fill a batch of {document.batch_microbatches}")
     out.text(f"weights: {directory.weights}")
     out.text(f"trace:   {directory.trace}   (open it at https://ui.perfetto.dev)")
     next_step = f"model.load_state_dict(torch.load({str(directory.weights)!r}))"
@@ -129,6 +133,8 @@ def _next_free(parent: Path, name: str) -> Path:
 
 def describe(progress: Progress) -> tuple[str, int, int]:
     """A progress report as (what, done, total) for :meth:`pdcli.output.Output.progress`."""
+    if progress.phase != "training":
+        return progress.phase, 0, 0
     extra = ""
     if progress.train_loss is not None:
         extra += f"  loss {progress.train_loss:.4f}"

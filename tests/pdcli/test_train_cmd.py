@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from launcher.rundir import RunSettings
 from planner.spec.errors import Interrupted, Mismatch, WorkerFailure
 from planner.spec.files import encode, read_document, write_document
 from planner.spec.plan import Plan
@@ -38,6 +39,7 @@ class Launcher(types.ModuleType):
         self.reference: JobReference
         self.settings: dict[str, Any]
         self.outcome: Any = summary()
+        self.left_out = 0
 
     def TrainSettings(self, **settings: Any) -> dict[str, Any]:
         return settings
@@ -50,6 +52,8 @@ class Launcher(types.ModuleType):
         on_progress(Progress("training", 2, 2, 2.5, 120.0))
         if isinstance(self.outcome, BaseException):
             raise self.outcome
+        run = RunSettings(reference, "d" * 64, 300, settings["epochs"], self.left_out, 0, 0, 1, False, 300.0)
+        write_document(run, settings["run_directory"] / "settings.json")
         return self.outcome
 
 
@@ -127,6 +131,12 @@ def test_predicted_stands_against_measured_for_each_stage_and_the_pipeline(run: 
     assert table["stage 0"][1:4] == ["10.2 ms", "9.9 ms", "0.97"] and stages[0].microbatch_us == 10_200
     assert table["stage 1"][1:4] == ["9.9 ms", "9.9 ms", "1.00"] and stages[1].microbatch_us == 9_900
     assert table["pipeline"] == ["2", "10.2 ms", "10.0 ms", "0.98"]
+
+
+def test_microbatches_that_fill_no_batch_are_told(run: Run, launcher: Launcher) -> None:
+    assert "left out" not in run("train", "plan.json").stdout
+    launcher.left_out = 3
+    assert "left out: the last 3 microbatches" in run("train", "plan.json").stdout
 
 
 def test_json_is_the_summary(run: Run, launcher: Launcher) -> None:
