@@ -155,13 +155,13 @@ def _signals() -> Iterator[list[int]]:
 def _engine_log(path: Path) -> Iterator[None]:
     """Send torch's log lines to ``path``; a user's terminal shows only what we say."""
     with path.open("a", encoding="utf-8") as file:
-        changed: list[tuple[logging.StreamHandler[Any], Any]] = []
+        changed: dict[logging.StreamHandler[Any], Any] = {}  # loggers share handlers
         for name in list(logging.root.manager.loggerDict):
             if name.partition(".")[0] != "torch":
                 continue
             for handler in logging.getLogger(name).handlers:
-                if isinstance(handler, logging.StreamHandler) and not isinstance(handler, logging.FileHandler):
-                    changed.append((handler, handler.setStream(file)))
+                if type(handler) is logging.StreamHandler and handler not in changed:
+                    changed[handler] = handler.setStream(file)
         own = logging.StreamHandler(file)
         torch_logger = logging.getLogger("torch")
         if not torch_logger.handlers:
@@ -170,7 +170,7 @@ def _engine_log(path: Path) -> Iterator[None]:
             yield
         finally:
             torch_logger.removeHandler(own)
-            for handler, stream in changed:
+            for handler, stream in changed.items():
                 handler.setStream(stream)
 
 
