@@ -35,7 +35,7 @@ from launcher.task import Task, assign, sized, stage_state
 
 __all__ = ["work"]
 
-_CONSEQUENCE_S = 10.0  # how long a worker that lost its peer leaves the engine to find the cause
+_CONSEQUENCE_S = 5.0  # how long a worker that lost its peer leaves the engine to find the cause
 
 
 def work(task: Task) -> None:

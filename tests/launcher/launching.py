@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import lcm
 from pathlib import Path
 
 from launcher.capture import Captured, capture_training
@@ -11,6 +12,8 @@ from planner.spec.cluster import Cluster, DeviceType, Link, Node
 from planner.spec.plan import Memory, Plan, Prediction, SolverReport, StagePlan, StagePrediction
 from planner.spec.profile import JobReference
 from planner.spec.schedule import default_in_flight
+
+ROOT = Path(__file__).resolve().parent.parent.parent
 
 MLP_JOB = '''
 import torch
@@ -32,10 +35,47 @@ def optimizer(name):
     }[name]
 
 def job(optimizer_name: str = "momentum", evaluation: int = 0, width: int = 16) -> Job:
-    model = nn.Sequential(nn.Linear(8, width), nn.Tanh(), nn.Linear(width, width), nn.Tanh(), nn.Linear(width, width), nn.Tanh(), nn.Linear(width, 4))
+    sizes = [8, width, width, width]
+    hidden = [layer for a, b in zip(sizes, sizes[1:]) for layer in (nn.Linear(a, b), nn.Tanh())]
+    model = nn.Sequential(*hidden, nn.Linear(width, 4))
     accuracy = lambda outputs, targets: (outputs.argmax(-1) == targets).float().mean()
     return Job(model=model, loss=nn.functional.cross_entropy, train_data=Data(64), evaluation_data=Data(evaluation) if evaluation else None,
                optimizer=optimizer(optimizer_name), microbatch_size=4, metrics={"accuracy": accuracy})
+'''
+
+TROUBLE_JOB = '''
+import os, time
+import torch
+from torch import nn
+from launcher import Job
+
+class Data:
+    def __len__(self): return 400
+    def __getitem__(self, index):
+        time.sleep(0.005)
+        return torch.ones(8) * index, torch.tensor(index % 4)
+
+class Trouble(torch.optim.SGD):
+    """Gets into trouble at its sixth step, in the stage that has the last layer."""
+    def __init__(self, parameters, trouble):
+        super().__init__(parameters, lr=0.01)
+        self.trouble, self.steps = trouble, 0
+        self.last = any(p.shape == (4, 16) for group in self.param_groups for p in group["params"])
+    def step(self, closure=None):
+        self.steps += 1
+        if self.last and self.steps == 6:
+            if self.trouble == "raise":
+                raise ValueError("the sixth step fails\\nand says more")
+            if self.trouble == "exit":
+                os._exit(0)
+            if self.trouble == "hang":
+                time.sleep(1000)
+        return super().step(closure)
+
+def job(trouble: str = "none") -> Job:
+    model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4))
+    return Job(model=model, loss=nn.functional.cross_entropy, train_data=Data(), optimizer=lambda p: Trouble(p, trouble), microbatch_size=4,
+               shuffle=False)
 '''
 
 
@@ -66,8 +106,6 @@ def make_plan(reference: JobReference, replicas: Sequence[int], *, captured: Cap
                    for part, r, depth in zip(parts, replicas, depths, strict=True))
     prediction = StagePrediction(1.0, 0.0, 0.0, Memory(0, 0, 0, 0, 0), None)
     cluster = Cluster("test", (DeviceType("cpu", 1.0, None),), (Node("device", sum(replicas), Link(1e9, 10.0), "cpu", ()),))
-    from math import lcm
-
     return Plan(
         command="test", model="test", job=reference, fingerprint=captured.fingerprint, profile_digest="", estimated=False,
         microbatch_size=microbatch_size, policy="stash", batch_microbatches=batch or lcm(*replicas), stages=stages,

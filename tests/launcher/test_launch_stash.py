@@ -19,11 +19,11 @@ from tests.launcher.launching import capture, make_plan, write_job
 from tests.launcher.simulation import Setup, simulate
 
 UPDATES = 10
+PIPELINES = [((1, 1), 1), ((2, 1), 2), ((1, 1, 1), 1), ((1, 2, 1), 4), ((1, 1, 1, 1), 1), ((1, 1, 1, 2), 2)]
 
 
 @pytest.mark.parametrize("optimizer", ["momentum", "adam"])
-@pytest.mark.parametrize(("replicas", "batch"), [((1, 1), 1), ((2, 1), 2), ((1, 1, 1), 1), ((1, 2, 1), 4), ((1, 1, 1, 1), 1), ((1, 1, 1, 2), 2)],
-                         ids=["1-1", "2-1", "1-1-1", "1-2-1", "1-1-1-1", "1-1-1-2"])
+@pytest.mark.parametrize(("replicas", "batch"), PIPELINES, ids=lambda value: str(value).strip("()").replace(", ", "-"))
 def test_parameters_after_ten_updates(tmp_path: Path, replicas: tuple[int, ...], batch: int, optimizer: str) -> None:
     reference = JobReference(write_job(tmp_path), {"optimizer_name": optimizer, "evaluation": 10})
     captured = capture(reference)
