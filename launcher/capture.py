@@ -174,7 +174,10 @@ def _assemble(lifted: Lifted, facts: Facts, together: list[frozenset[Node]], ste
     def is_leaf(path: str) -> bool:
         return next(step.get_submodule(path).children(), None) is None
 
-    layers = group(layered, lambda node: any(source in owned for source in node.all_input_nodes), is_leaf, together)
+    def owns(node: Node) -> str:
+        return next((names[source] for source in node.all_input_nodes if source in owned), "")
+
+    layers = group(layered, owns, is_leaf, together)
     if training is not None:
         layers = _aligned(layers, training, names, together)
     digest = fingerprint(module, layers, [names[node] for node in lifted.placeholders], facts.values)

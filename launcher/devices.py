@@ -9,6 +9,7 @@ import os
 import platform
 import resource
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -17,7 +18,7 @@ from planner.spec.errors import BadInput
 from planner.spec.profile import Device
 
 __all__ = [
-    "Timer",
+    "Laps",
     "backend",
     "default_threads",
     "describe",
@@ -89,20 +90,35 @@ def synchronise() -> None:
         torch.cuda.synchronize()
 
 
-class Timer:
-    """Microseconds between two moments, the device's queue included."""
+class Laps:
+    """Moments in the device's own order of work, and the times between them.
+
+    On CUDA a mark is an event in the queue, so that marking does not hold up the work it times. With
+    one CPU thread it is the time that this thread has computed: the same as the wall clock's when the
+    machine is idle, and free of other processes' turns when it is not.
+    """
 
     def __init__(self) -> None:
-        synchronise()
-        self._start_ns = time.perf_counter_ns()
+        self._clock = time.thread_time_ns if torch.get_num_threads() == 1 else time.perf_counter_ns
+        self._cuda = torch.cuda.is_available() and torch.cuda.is_initialized()
+        self._moments: list[int] = []
+        self._events: list[torch.cuda.Event] = []
 
-    def lap_us(self) -> float:
-        """Microseconds since the last lap (or the start); a new lap begins."""
-        synchronise()
-        now = time.perf_counter_ns()
-        lap_us = (now - self._start_ns) / 1e3
-        self._start_ns = now
-        return lap_us
+    def mark(self) -> None:
+        """Note this moment."""
+        if self._cuda:
+            event = torch.cuda.Event(enable_timing=True)
+            event.record()
+            self._events.append(event)
+        else:
+            self._moments.append(self._clock())
+
+    def read_us(self) -> list[float]:
+        """Microseconds between each two marks that follow one another; waits for the device."""
+        if self._cuda:
+            torch.cuda.synchronize()
+            return [1e3 * first.elapsed_time(second) for first, second in pairwise(self._events)]
+        return [(second - first) / 1e3 for first, second in pairwise(self._moments)]
 
 
 def peak_memory_bytes() -> int:

@@ -108,7 +108,7 @@ def _schema_writes(node: Node) -> list[Node]:
 
 def _updated_statistics(node: Node) -> list[Node]:
     """Operands that a normalisation in training mode updates although its schema does not say so."""
-    place = _RUNNING_STATISTICS.get(node.target)  # type: ignore[arg-type]
+    place = _RUNNING_STATISTICS.get(node.target) if isinstance(node.target, torch._ops.OpOverload) else None
     if place is None or not (len(node.args) > place and node.args[place]):
         return []
     return [operand for operand in node.args[3:5] if isinstance(operand, Node)]

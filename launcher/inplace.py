@@ -33,7 +33,9 @@ def copy_written_inputs(module: GraphModule, facts: Facts, inputs: Collection[No
         with module.graph.inserting_before(first):
             copy = module.graph.call_function(torch.ops.aten.clone.default, (node,))
         copy.meta = dict(first.meta)
-        node.replace_all_uses_with(copy, delete_user_cb=lambda user, copy=copy: user is not copy)
+        for user in list(node.users):
+            if user is not copy:
+                user.replace_input_with(node, copy)
     return bool(changed)
 
 

@@ -38,7 +38,7 @@ def module_call(node: Node, is_leaf: Callable[[str], bool]) -> tuple[str, str, b
 
 def group(
     nodes: Sequence[Node],
-    owns: Callable[[Node], bool],
+    owns: Callable[[Node], str],
     is_leaf: Callable[[str], bool],
     together: Iterable[frozenset[Node]],
 ) -> dict[str, tuple[Node, ...]]:
@@ -46,7 +46,7 @@ def group(
 
     Args:
         nodes: The operations to group, in execution order (free ones left out).
-        owns: Whether an operation uses a parameter or a buffer that is written to.
+        owns: The name of a parameter, or of a buffer that is written to, that an operation uses; "" for none.
         is_leaf: Whether the module at a path of the wrapper has no modules in it.
         together: Groups of operations that must stay in one layer.
     """
@@ -66,7 +66,7 @@ def group(
     return layers
 
 
-def _runs(nodes: Sequence[Node], owns: Callable[[Node], bool], is_leaf: Callable[[str], bool]) -> list[tuple[str, list[Node]]]:
+def _runs(nodes: Sequence[Node], owns: Callable[[Node], str], is_leaf: Callable[[str], bool]) -> list[tuple[str, list[Node]]]:
     runs: list[tuple[str, list[Node]]] = []
     place: dict[Node, int] = {}
     current, glue, glue_calls = "", list[Node](), list[str]()
@@ -97,7 +97,7 @@ def _runs(nodes: Sequence[Node], owns: Callable[[Node], bool], is_leaf: Callable
             while keep > 0 and glue_calls[keep - 1] == call:
                 keep -= 1
             settle(keep if runs else 0)
-            runs.append((path, list(glue)))
+            runs.append((path or owns(node), list(glue)))  # what the model itself does with a parameter has the parameter's name
             place.update(dict.fromkeys(glue, len(runs) - 1))
             glue.clear()
             glue_calls.clear()

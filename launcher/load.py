@@ -209,8 +209,10 @@ def _check(job: Any, target: str) -> Job:
     if not isinstance(job.microbatch_size, int) or isinstance(job.microbatch_size, bool) or job.microbatch_size < 1:
         raise BadInput(f"{target}: microbatch_size {job.microbatch_size!r} is not a whole number from 1", hint="use for example 8")
     for field, data in (("train_data", job.train_data), ("evaluation_data", job.evaluation_data)):
-        if data is None and field == "evaluation_data":
-            continue
+        if data is None:
+            if field == "evaluation_data":
+                continue
+            raise BadInput(f"{target}: train_data is None", hint="give Job(train_data=...) a map-style data set")
         if not hasattr(data, "__len__") or not hasattr(data, "__getitem__"):
             raise BadInput(f"{target}: {field} is a {type(data).__name__} without len() and indexing", hint="use a map-style data set")
         if len(data) < 1:

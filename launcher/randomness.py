@@ -119,7 +119,8 @@ def _key(node: Node, module: GraphModule, layer: str, ordinals: Iterator[int], v
     operand = values.get(node.args[0]) if node.args and isinstance(node.args[0], Node) else None
     strides = operand.stride() if isinstance(operand, torch.Tensor) else None
     with module.graph.inserting_before(node):
-        made = module.graph.call_function(seeded, (key, strides, node.target, *node.args), dict(node.kwargs))
+        arguments: Any = (key, strides, node.target, *node.args)
+        made = module.graph.call_function(seeded, arguments, dict(node.kwargs))
     made.meta = dict(node.meta)
     node.replace_all_uses_with(made)
     module.graph.erase_node(node)

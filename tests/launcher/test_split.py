@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import itertools
 
 import pytest
@@ -21,9 +22,20 @@ from tests.launcher.zoo import ZOO
 RANDOM = {"convolutional", "gpt", "seq2seq", "attention"}
 
 
-def build(name: str) -> Job:
+@functools.cache
+def build(name: str, dropout: bool = True) -> Job:
     torch.manual_seed(3)
-    return ZOO[name]()
+    return ZOO[name]() if dropout else without_dropout(ZOO[name]())
+
+
+@functools.cache
+def training(name: str, dropout: bool = True) -> Captured:
+    return capture_training(build(name, dropout))
+
+
+@functools.cache
+def evaluation(name: str) -> Captured:
+    return capture_evaluation(build(name), 2)
 
 
 def cut(captured: Captured, count: int) -> list[list[str]]:
@@ -58,10 +70,10 @@ def without_dropout(job: Job) -> Job:
 @pytest.mark.parametrize("stages", [1, 2, 3, 1000])
 @pytest.mark.parametrize("name", sorted(ZOO))
 def test_cut_model_equals_plain_model(name: str, stages: int) -> None:
-    job = without_dropout(build(name))
+    job = build(name, dropout=False)
     data = MicrobatchSource(job.train_data, job.microbatch_size, shuffle=False).read(0)
     loss, gradients, buffers = plain(job, data)
-    captured = capture_training(job)
+    captured = training(name, dropout=False)
     state = {key: value.detach().clone() for key, value in job.model.state_dict().items()}
     results, got = run_stages(split(captured, cut(captured, stages)), state, [tensor.clone() for tensor in data])
     torch.testing.assert_close(results[0].detach(), loss, rtol=1e-6, atol=1e-7)
@@ -77,7 +89,7 @@ def test_cut_model_equals_plain_model(name: str, stages: int) -> None:
 @pytest.mark.parametrize("name", sorted(RANDOM))
 def test_random_masks_do_not_depend_on_the_cut(name: str, stages: int) -> None:
     job = build(name)
-    captured = capture_training(job)
+    captured = training(name)
     data = MicrobatchSource(job.train_data, job.microbatch_size, shuffle=False).read(0)
     state = {key: value.detach() for key, value in job.model.state_dict().items()}
 
@@ -100,11 +112,9 @@ def test_random_masks_do_not_depend_on_the_cut(name: str, stages: int) -> None:
 @pytest.mark.parametrize("name", sorted(ZOO))
 def test_evaluation_is_cut_at_the_same_layers(name: str, stages: int) -> None:
     job = build(name)
-    names = cut(capture_training(job), stages)
-    captured = capture_evaluation(job, 2)
-    training = split(capture_training(job), names)
-    programs = split(captured, names)
-    for program, trained in zip(programs, training, strict=True):
+    names = cut(training(name), stages)
+    programs = split(evaluation(name), names)
+    for program, trained in zip(programs, split(training(name), names), strict=True):
         assert set(program.parameters) <= set(trained.parameters)
         assert set(program.buffers) <= set(trained.buffers)
         assert not any(value.requires_grad for value in program.received)
@@ -112,6 +122,7 @@ def test_evaluation_is_cut_at_the_same_layers(name: str, stages: int) -> None:
     state = {key: value.detach().clone() for key, value in job.model.state_dict().items()}
     with torch.no_grad():
         results, _ = run_stages(programs, state, [tensor.clone() for tensor in data])
+        job = copy.deepcopy(job)
         step = Step(job, layout_of(job, job.train_data[0]), evaluation=True).eval()
         expected = step(*(tensor.clone() for tensor in data))
     assert programs[-1].results == ("loss", *job.metrics)
@@ -121,7 +132,7 @@ def test_evaluation_is_cut_at_the_same_layers(name: str, stages: int) -> None:
 
 @pytest.mark.parametrize("name", sorted(ZOO))
 def test_layers_are_in_topological_order(name: str) -> None:
-    captured = capture_training(build(name))
+    captured = training(name)
     place = {node: index for index, members in enumerate(captured.layers.values()) for node in members}
     for node, index in place.items():
         assert all(place[source] <= index for source in node.all_input_nodes if source in place)
@@ -129,21 +140,20 @@ def test_layers_are_in_topological_order(name: str) -> None:
 
 
 def test_wrong_stage_lists_are_explained() -> None:
-    captured = capture_training(build("mlp"))
+    captured = training("mlp")
     names = list(captured.layers)
     for stages, words in [([names[:2], names[1:]], "is in stage 0 and in stage 1"), ([names, ["nothing"]], "not in the model"),
                           ([names[:-1]], "in no stage"), ([names, []], "has no layer"), ([names[2:], names[:2]], "later stage")]:
         with pytest.raises(Mismatch, match=words) as caught:
             split(captured, stages)
         assert caught.value.hint
-    tied = capture_training(build("gpt_tied"))
+    tied = training("gpt_tied")
     with pytest.raises(Mismatch, match=r"tokens\.weight"):
         split(tied, [list(tied.layers)[:1], list(tied.layers)[1:]])
 
 
 def test_data_is_read_where_it_is_used_and_never_shipped() -> None:
-    job = build("gpt")
-    captured = capture_training(job)
+    captured = training("gpt")
     assert captured.inputs == ("inputs", "targets")
     first, *middle, last = split(captured, cut(captured, 4))
     assert (first.inputs, last.inputs) == ((0,), (1,))
@@ -152,7 +162,7 @@ def test_data_is_read_where_it_is_used_and_never_shipped() -> None:
 
 
 def test_position_indices_are_free_even_when_cut_off_from_the_data() -> None:
-    captured = capture_training(build("gpt"))
+    captured = training("gpt")
     names = list(captured.layers)
     programs = split(captured, [[name] for name in names])
     positions = programs[names.index("positions")]

@@ -1,0 +1,1 @@
+"""What each layer of a job costs on this device."""

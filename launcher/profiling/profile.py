@@ -1,0 +1,140 @@
+"""From a job to its profile: capture, then measure times, memory and the link between two workers."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import sys
+from collections.abc import Callable, Iterable, Mapping
+
+import torch
+from torch.fx import Node
+
+from launcher import devices
+from launcher.capture import Captured, capture_training
+from launcher.data import MicrobatchSource
+from launcher.explain import explain
+from launcher.job import Job
+from launcher.load import load_job
+from launcher.profiling.layered import LayeredStep, element_bytes
+from launcher.profiling.links import measure_link
+from launcher.profiling.measure import Times, measure_times
+from launcher.profiling.memory import LayerMemory, measure_memory, storage_bytes
+from planner.spec.errors import BadInput
+from planner.spec.profile import Device, JobReference, Layer, Profile, Tensor, TiedParameter
+
+__all__ = ["profile_job"]
+
+OnProgress = Callable[[str, int, int], None]
+
+
+def profile_job(reference: JobReference, *, microbatch_size: int | None = None, repeats: int = 10, threads: int | None = None,
+                seed: int = 0, command: str = "", on_progress: OnProgress | None = None) -> Profile:
+    """Profile the job that ``reference`` names on this machine's device.
+
+    Args:
+        reference: The job.
+        microbatch_size: Samples of a microbatch; the job's own when None.
+        repeats: Measured steps.
+        threads: Threads one CPU worker computes with; 1 when None.
+        seed: For initial weights, data order and dropout masks.
+        command: The command line, kept in the profile.
+        on_progress: Called with (what is done now, done, total).
+
+    Raises:
+        BadInput: the job cannot be loaded, captured or run, or an argument is out of range.
+    """
+    report = on_progress or (lambda *_: None)
+    if repeats < 1:
+        raise BadInput(f"{repeats} repeats", hint="use 1 or more")
+    report("measuring the link between two workers", 0, 1)
+    bandwidth_bytes_per_s, latency_us = measure_link()
+    device = devices.describe(threads=threads, link_bandwidth_bytes_per_s=bandwidth_bytes_per_s, link_latency_us=latency_us)
+    report("measuring the link between two workers", 1, 1)
+    before = torch.get_num_threads()
+    devices.set_threads(device.threads)
+    try:
+        job = _with_size(load_job(reference, seed=seed), microbatch_size)
+        job.model.to(devices.torch_device())
+        report("capturing the model", 0, 1)
+        captured = capture_training(job)
+        report("capturing the model", 1, 1)
+        with contextlib.redirect_stdout(sys.stderr):
+            return _measure(job, captured, reference, device, repeats, seed, command, report)
+    finally:
+        devices.set_threads(before)
+
+
+def _with_size(job: Job, microbatch_size: int | None) -> Job:
+    if microbatch_size is None:
+        return job
+    samples = len(job.train_data)
+    if not 1 <= microbatch_size <= samples:
+        raise BadInput(f"a microbatch of {microbatch_size} samples, and train_data has {samples}", hint=f"use 1 to {samples}")
+    return dataclasses.replace(job, microbatch_size=microbatch_size)
+
+
+def _measure(job: Job, captured: Captured, reference: JobReference, device: Device, repeats: int, seed: int, command: str,
+             report: OnProgress) -> Profile:
+    place = devices.torch_device()
+    data = [tensor.to(place) for tensor in MicrobatchSource(job.train_data, job.microbatch_size, job.shuffle, seed).read(0)]
+    state = job.model.state_dict(keep_vars=True)
+    with explain("the training step", None):
+        times = measure_times(job, captured, state, data, repeats=repeats, seed=seed,
+                              on_repeat=lambda done, total: report("measuring layers", done, total))
+    report("measuring memory", 0, 1)
+    step = LayeredStep(captured, state, data)
+    memory = measure_memory(step, (state[name] for name in captured.parameters))
+    report("measuring memory", 1, 1)
+    index = {name: position for position, name in enumerate(captured.layers)}
+    return Profile(
+        model=type(job.model).__name__,
+        job=reference,
+        command=command,
+        fingerprint=captured.fingerprint,
+        device=device,
+        microbatch_size=job.microbatch_size,
+        estimated=False,
+        measured=times.whole,
+        layers=tuple(_layers(captured, step, state, times, memory)),
+        tensors=tuple(_tensors(captured)),
+        tied=tuple(TiedParameter(name, _bytes([state[name]] if name in state else []), tuple(index[layer] for layer in layers))
+                   for name, layers in captured.tied.items()),
+    )
+
+
+def _layers(captured: Captured, step: LayeredStep, state: Mapping[str, torch.Tensor], times: Times,
+            memory: list[LayerMemory]) -> Iterable[Layer]:
+    """What several layers share (a tied weight) is counted at the first of them."""
+    trainable = set(captured.parameters)
+    for layer, timed, kept in zip(step.layers, times.layers, memory, strict=True):
+        parameters = [state[name] for name in layer.owned if name in trainable]
+        held = [value for parameter in parameters for value in times.optimizer.state.get(parameter, {}).values()
+                if isinstance(value, torch.Tensor)]
+        yield Layer(
+            name=layer.name,
+            **dataclasses.asdict(timed),
+            parameter_bytes=_bytes(parameters),
+            buffer_bytes=_bytes(state[name] for name in layer.owned if name not in trainable),
+            optimizer_bytes=storage_bytes(held),
+            saved_bytes=kept.saved_bytes,
+            workspace_bytes=kept.workspace_bytes,
+            reads=tuple(captured.inputs[position] for position in layer.program.inputs),
+        )
+
+
+def _bytes(tensors: Iterable[torch.Tensor]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def _tensors(captured: Captured) -> Iterable[Tensor]:
+    """The graph's edges: every value that one layer makes and another uses."""
+    layer_of: dict[Node, int] = {node: index for index, members in enumerate(captured.layers.values()) for node in members}
+    for node in captured.module.graph.nodes:
+        if node not in layer_of:
+            continue
+        consumers = sorted({layer_of[user] for user in node.users if user in layer_of} - {layer_of[node]})
+        if consumers:
+            value = captured.values[node]
+            size = element_bytes(value)
+            yield Tensor(node.name, layer_of[node], tuple(consumers), size, size if value.requires_grad else 0)
