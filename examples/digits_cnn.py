@@ -71,7 +71,7 @@ def accuracy(logits: Tensor, classes: Tensor) -> Tensor:
     return (logits.argmax(1) == classes).float().mean()
 
 
-def job(channels: int = 32, dropout: float = 0.3, microbatch_size: int = 32, learning_rate: float = 1e-3) -> Job:
+def job(channels: int = 32, dropout: float = 0.3, microbatch_size: int = 32, learning_rate: float = 5e-4) -> Job:
     """The job that ``pipedream`` trains."""
     from launcher import Job
 
