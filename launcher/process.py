@@ -31,7 +31,7 @@ from launcher.runtime.channel import PeerLost, Worker, workers
 from launcher.runtime.remote import RemoteTransport, peer_errors
 from launcher.runtime.worker import StageWorker
 from launcher.status import StatusBoard
-from launcher.task import Task, assign, sized, stage_state
+from launcher.task import Task, assign, capture_programs, sized, stage_state
 
 __all__ = ["work"]
 
@@ -64,7 +64,7 @@ def _train(task: Task, rank: int, worker: Worker, board: StatusBoard) -> None:
     board.set(rank, "preparing", "loading the job")
     job = sized(load_job(settings.job, seed=settings.seed), task.plan)
     board.set(rank, "preparing", "capturing the model")
-    assignment = assign(task, job, worker, device)
+    assignment = assign(task, job, capture_programs(task, job), worker, device)
     parameters, buffers = stage_state(assignment, job.model)
     optimizer = job.optimizer
     del job  # the other stages' weights

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from launcher.capture import capture_evaluation, capture_training
+from launcher.capture import Captured, capture_evaluation, capture_training
 from launcher.data import EvaluationSource, MicrobatchSource
 from launcher.job import Job
-from launcher.program import StageProgram
 from launcher.rundir import RunDirectory, RunSettings
 from launcher.runtime.channel import Worker
 from launcher.runtime.worker import Assignment
@@ -19,7 +18,7 @@ from launcher.split import split
 from planner.spec.plan import Plan
 from planner.spec.schedule import Pipeline
 
-__all__ = ["Task", "assign", "pipeline_of", "sized", "stage_state"]
+__all__ = ["Programs", "Task", "assign", "capture_programs", "pipeline_of", "sized", "stage_state"]
 
 
 @dataclass(frozen=True)
@@ -46,29 +45,43 @@ def pipeline_of(plan: Plan, job: Job, updates: int, evaluate_every: int) -> Pipe
     )
 
 
-def assign(task: Task, job: Job, worker: Worker, device: torch.device) -> Assignment:
-    """Capture the job, cut it as planned, and pick out one worker's part.
+@dataclass(frozen=True)
+class Programs:
+    """The job's steps, captured: training, and evaluation for each size of microbatch."""
+
+    training: Captured
+    evaluation: dict[int, Captured]
+
+
+def capture_programs(task: Task, job: Job) -> Programs:
+    """Capture what the run needs.
 
     Raises:
         BadInput: the model cannot be captured.
+    """
+    evaluated = job.evaluation_data if task.pipeline.evaluation_microbatches else None
+    sizes = () if evaluated is None else EvaluationSource(evaluated, task.plan.microbatch_size).sizes
+    return Programs(capture_training(job), {size: capture_evaluation(job, size) for size in sorted(set(sizes))})
+
+
+def assign(task: Task, job: Job, programs: Programs, worker: Worker, device: torch.device) -> Assignment:
+    """One worker's part of the plan.
+
+    Raises:
         Mismatch: the plan's layers are not this model's.
     """
     plan, settings = task.plan, task.settings
     stages = [stage.layers for stage in plan.stages]
-    captured = capture_training(job)
-    program = split(captured, stages)[worker.stage]
-    evaluation: dict[int, StageProgram] = {}
-    sizes: tuple[int, ...] = ()
+    program = split(programs.training, stages)[worker.stage]
     evaluation_source = None
-    if task.pipeline.evaluation_microbatches and job.evaluation_data is not None:
+    if programs.evaluation and job.evaluation_data is not None:
         evaluation_source = EvaluationSource(job.evaluation_data, plan.microbatch_size)
-        sizes = evaluation_source.sizes
-        evaluation = {size: split(capture_evaluation(job, size), stages)[worker.stage] for size in sorted(set(sizes))}
     return Assignment(
         pipeline=task.pipeline, worker=worker, policy=plan.policy, program=program,
         train_source=MicrobatchSource(job.train_data, plan.microbatch_size, job.shuffle, settings.seed, job.loader_processes),
-        evaluation=evaluation, evaluation_source=evaluation_source, evaluation_sizes=sizes, device=device,
-        averaged_buffers=tuple(name for name in program.buffers if name in captured.updated),
+        evaluation={size: split(captured, stages)[worker.stage] for size, captured in programs.evaluation.items()},
+        evaluation_source=evaluation_source, evaluation_sizes=() if evaluation_source is None else evaluation_source.sizes, device=device,
+        averaged_buffers=tuple(name for name in program.buffers if name in programs.training.updated),
     )
 
 
