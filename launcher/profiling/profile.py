@@ -47,10 +47,7 @@ def profile_job(reference: JobReference, *, microbatch_size: int | None = None, 
     report = on_progress or (lambda *_: None)
     if repeats < 1:
         raise BadInput(f"{repeats} repeats", hint="use 1 or more")
-    report("measuring the link between two workers", 0, 1)
-    bandwidth_bytes_per_s, latency_us = measure_link()
-    device = devices.describe(threads=threads, link_bandwidth_bytes_per_s=bandwidth_bytes_per_s, link_latency_us=latency_us)
-    report("measuring the link between two workers", 1, 1)
+    device = devices.describe(threads=threads, link_bandwidth_bytes_per_s=1.0, link_latency_us=0.0)  # the link follows
     before = torch.get_num_threads()
     devices.set_threads(device.threads)
     try:
@@ -59,6 +56,10 @@ def profile_job(reference: JobReference, *, microbatch_size: int | None = None, 
         report("capturing the model", 0, 1)
         captured = capture_training(job)
         report("capturing the model", 1, 1)
+        report("measuring the link between two workers", 0, 1)  # starts processes: after everything that a bad job fails at
+        bandwidth_bytes_per_s, latency_us = measure_link()
+        device = dataclasses.replace(device, link_bandwidth_bytes_per_s=bandwidth_bytes_per_s, link_latency_us=latency_us)
+        report("measuring the link between two workers", 1, 1)
         with contextlib.redirect_stdout(sys.stderr):
             return _measure(job, captured, reference, device, repeats, seed, command, report)
     finally:
