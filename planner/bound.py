@@ -12,7 +12,7 @@ import bisect
 
 import networkx as nx
 
-from planner.columns import Candidate, candidate
+from planner.columns import Candidate, CandidateTable
 from planner.problem import Problem, Scenario, prime_powers
 from planner.topology import Site, Topology
 
@@ -26,9 +26,10 @@ class Bound:
 
     def __init__(self, problem: Problem, scenario: Scenario, sites: list[Site]) -> None:
         self.problem, self.scenario = problem, scenario
+        self.table = CandidateTable(problem, scenario)
         self._powers = prime_powers(scenario.multiple) if scenario.exact else ()
         found = (
-            candidate(problem, scenario, first, last, site, ())
+            self.table.candidate(first, last, site, ())
             for first, last in problem.chain.intervals()
             for site in sites[: min(problem.max_replicas, scenario.max_devices)]
             if scenario.multiple % site.replicas == 0

@@ -16,7 +16,7 @@ from planner.memory import replica_memory
 from planner.problem import Problem, Scenario
 from planner.topology import Allocation, Site, Topology
 
-__all__ = ["Candidate", "all_allocations", "candidate", "max_devices_after"]
+__all__ = ["Candidate", "CandidateTable", "all_allocations"]
 
 MOST_ALLOCATIONS = 100  # beyond this the program takes minutes; see families()
 
@@ -32,36 +32,46 @@ class Candidate(NamedTuple):
     max_after: int
 
 
-def candidate(problem: Problem, scenario: Scenario, first: int, last: int, site: Site, allocation: Allocation) -> Candidate | None:
-    """The candidate, or None when it fits its devices under no circumstances."""
-    max_after = max_devices_after(problem, scenario, first, last, site)
-    if max_after < 0:
-        return None
-    copies = scenario.copies(problem.policy, is_first=first == 0, is_last=last == problem.chain.layer_count)
-    cost = stage_cost(problem.chain, first, last, site, scenario.batch_microbatches, copies)
-    return Candidate(cost.bottleneck_us, first, last, allocation, site.replicas, max_after)
+class CandidateTable:
+    """The candidates of one scenario, each worked out once: equal sites cost the same wherever they are."""
 
+    def __init__(self, problem: Problem, scenario: Scenario) -> None:
+        self.problem, self.scenario = problem, scenario
+        self._known: dict[tuple[int, int, Site], tuple[float, int]] = {}
 
-def max_devices_after(problem: Problem, scenario: Scenario, first: int, last: int, site: Site) -> int:
-    """The most devices after the stage with which one replica still fits; -1 if it never does."""
-    r, limit = site.replicas, site.memory_bytes
-    most = 0 if last == problem.chain.layer_count else scenario.max_devices - r
+    def cost(self, first: int, last: int, site: Site) -> tuple[float, int]:
+        """Cost in microseconds, and the most devices after the stage with which one replica fits (-1: never)."""
+        key = (first, last, site)
+        if (known := self._known.get(key)) is None:
+            is_last = last == self.problem.chain.layer_count
+            copies = self.scenario.copies(self.problem.policy, is_first=first == 0, is_last=is_last)
+            cost = stage_cost(self.problem.chain, first, last, site, self.scenario.batch_microbatches, copies)
+            known = self._known[key] = (cost.bottleneck_us, self._max_after(first, last, site))
+        return known
 
-    def fits(in_flight: int) -> bool:
-        versions = scenario.versions(problem.policy, r, in_flight)
-        need = replica_memory(problem.chain, first, last, in_flight=in_flight, versions=versions)
-        return limit is None or need.total_bytes <= limit
+    def candidate(self, first: int, last: int, site: Site, allocation: Allocation) -> Candidate | None:
+        """The candidate, or None when it fits its devices under no circumstances."""
+        cost_us, max_after = self.cost(first, last, site)
+        return Candidate(cost_us, first, last, allocation, site.replicas, max_after) if max_after >= 0 else None
 
-    depth = 1 + -(-most // r)
-    if not fits(depth):
-        low, high = 0, depth  # fits(low), or low is 0; not fits(high)
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (middle, high) if fits(middle) else (low, middle)
-        most = min(most, (low - 1) * r)
-    while most >= 0 and first == 0 and not scenario.allows_first(problem.policy, r, most):
-        most -= 1
-    return most if most >= 0 else -1
+    def _max_after(self, first: int, last: int, site: Site) -> int:
+        problem, scenario, r, limit = self.problem, self.scenario, site.replicas, site.memory_bytes
+        most = 0 if last == problem.chain.layer_count else scenario.max_devices - r
+
+        def fits(in_flight: int) -> bool:
+            versions = scenario.versions(problem.policy, r, in_flight)
+            return limit is None or replica_memory(problem.chain, first, last, in_flight=in_flight, versions=versions).total_bytes <= limit
+
+        depth = 1 + -(-most // r)
+        if limit is not None and not fits(depth):
+            low, high = 0, depth  # fits(low), or low is 0; not fits(high)
+            while high - low > 1:
+                middle = (low + high) // 2
+                low, high = (middle, high) if fits(middle) else (low, middle)
+            most = min(most, (low - 1) * r)
+        while most >= 0 and first == 0 and not scenario.allows_first(problem.policy, r, most):
+            most -= 1
+        return max(most, -1)
 
 
 def all_allocations(topology: Topology, max_replicas: int) -> tuple[list[Allocation], bool]:

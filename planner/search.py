@@ -17,10 +17,12 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 
 from planner.bound import Bound, best_sites
-from planner.columns import Candidate, all_allocations, candidate
-from planner.cost import Stage
-from planner.ilp import Answer, Pairings, fewest_devices, least_load
-from planner.problem import Problem, Scenario, scenarios
+from planner.coarse import Pairings
+from planner.columns import Candidate, all_allocations
+from planner.cost import Stage, evaluate
+from planner.heuristic import good_plans
+from planner.ilp import Answer, any_plan, fewest_devices, least_load
+from planner.problem import Problem, scenarios
 from planner.topology import Allocation
 
 __all__ = ["Found", "search"]
@@ -49,8 +51,20 @@ def search(problem: Problem, *, deadline: float | None = None) -> Found | None:
     """
     state = _Search(problem, deadline)
     # Long batches first: they divide the once-a-batch costs, so they soon give a time to prune the others with.
-    for scenario in sorted(scenarios(problem), key=lambda s: (-s.batch_microbatches, s.multiple, s.vertical_versions or 0)):
-        state.visit(scenario)
+    order = sorted(scenarios(problem), key=lambda s: (-s.batch_microbatches, s.multiple, s.vertical_versions or 0))
+    bounds = [Bound(problem, scenario, state.sites) for scenario in order]
+    promising = bounds
+    if len(problem.topology.places) > 1:  # on one place the position-free bound is the answer already
+        by_bound = []
+        for index, bound in enumerate(bounds):
+            if (lowest_us := bound.lowest_us(state.best.microbatch_us * (1 - EQUAL))) is not None:
+                state.try_good_plans(bound)
+                by_bound.append((lowest_us, index))
+        promising = [bounds[index] for _, index in sorted(by_bound)]
+    for bound in promising:
+        state.visit(bound)
+    for bound in sorted(bounds, key=lambda bound: bound.scenario.batch_microbatches != state.best_batch):
+        state.prefer_fewer_devices(bound)
     if not state.best.stages:
         return None
     return Found(state.best.stages, state.best_batch, state.best.microbatch_us, min(state.bound_us, state.best.microbatch_us),
@@ -65,6 +79,7 @@ class _Search:
     best_batch: int = 0
     bound_us: float = math.inf  # the smallest of what unproven scenarios may reach
     in_time: bool = True
+    settled: bool = False  # whether ``best`` is the program's own answer
     pairings: Pairings = field(default_factory=Pairings)
 
     def __post_init__(self) -> None:
@@ -75,66 +90,78 @@ class _Search:
         for allocation in found:
             self.allocations[sum(allocation)].append(allocation)
 
-    def visit(self, scenario: Scenario) -> None:
-        """Improve ``best`` by the scenario's plans, if one is faster, or as fast with fewer devices."""
-        bound = Bound(self.problem, scenario, self.sites)
+    def try_good_plans(self, bound: Bound) -> None:
+        """Start from the best plan that :mod:`planner.heuristic` finds."""
+        for stages in good_plans(bound.table):
+            batch = self.problem.batch(stages)
+            time_us = evaluate(self.problem.chain, self.problem.topology, self.problem.policy, stages, batch).microbatch_us
+            if time_us < self.best.microbatch_us * (1 - EQUAL):
+                self.best, self.best_batch, self.settled = Answer(stages, time_us, True), batch, False
+
+    def visit(self, bound: Bound) -> None:
+        """Improve ``best`` if the scenario has a faster plan."""
         lowest_us = bound.lowest_us(self.best.microbatch_us * (1 - EQUAL))
         if lowest_us is None:
-            self._prefer_fewer_devices(scenario, bound)
             return
-        one = _ScenarioSearch(self, scenario, bound)
+        one = _ScenarioSearch(self, bound)
         answer = one.fastest(lowest_us)
         if not (one.proven and self.every_allocation):
             self.bound_us = min(self.bound_us, lowest_us)
             self.in_time = self.in_time and one.proven
         if answer.microbatch_us < self.best.microbatch_us * (1 - EQUAL):
-            self.best, self.best_batch = answer, scenario.batch_microbatches
-        else:
-            self._prefer_fewer_devices(scenario, bound)
+            self.best, self.best_batch, self.settled = answer, bound.scenario.batch_microbatches, True
 
-    def _prefer_fewer_devices(self, scenario: Scenario, bound: Bound) -> None:
+    def prefer_fewer_devices(self, bound: Bound) -> None:
+        """Improve ``best`` if the scenario has a plan as fast on fewer devices, or is not settled by the program yet."""
         devices = sum(stage.replicas for stage in self.best.stages)
         within_us = self.best.microbatch_us * (1 + EQUAL)
         fewest = bound.fewest_devices(within_us) if devices else None
-        if fewest is None or fewest >= devices:
+        settle = not self.settled and bound.scenario.batch_microbatches == self.best_batch
+        if fewest is None or fewest > devices or (fewest == devices and not settle):
             return
-        answer = _ScenarioSearch(self, scenario, bound).within(within_us)
-        if answer.stages and sum(stage.replicas for stage in answer.stages) < devices:
-            self.best, self.best_batch = answer, scenario.batch_microbatches
+        answer = _ScenarioSearch(self, bound).within(within_us)
+        if answer.stages and (settle or sum(stage.replicas for stage in answer.stages) < devices):
+            self.best, self.best_batch, self.settled = answer, bound.scenario.batch_microbatches, True
 
 
 class _ScenarioSearch:
-    def __init__(self, state: _Search, scenario: Scenario, bound: Bound) -> None:
-        self.state, self.scenario, self.bound = state, scenario, bound
+    def __init__(self, state: _Search, bound: Bound) -> None:
+        self.state, self.scenario, self.bound = state, bound.scenario, bound
         self.proven = True
         self._known: dict[tuple[int, int, Allocation], Candidate | None] = {}
 
     def fastest(self, lowest_us: float) -> Answer:
         """The fastest plan that beats the best so far, if there is one; ``lowest_us`` is a lower bound."""
         ceiling_us = self.state.best.microbatch_us * (1 - EQUAL)
-        best = self.within(lowest_us)
-        failed_us = lowest_us
-        for step in _STEPS:
-            if best.stages or failed_us >= ceiling_us or not self.proven:
-                break
-            trial_us = min(failed_us * step, ceiling_us)
-            best = self.within(trial_us)
-            failed_us = failed_us if best.stages else trial_us
-        if not best.stages or best.microbatch_us <= lowest_us * (1 + EQUAL):
-            return best
-        return self._by_links(*self._bisect(best, failed_us))
+        best, failed_us = self._any(lowest_us), lowest_us
+        if not best.stages and math.isfinite(ceiling_us) and lowest_us < ceiling_us:
+            best = self._any(ceiling_us)  # once a good plan is known there is usually none below it
+        else:
+            for step in _STEPS:
+                if best.stages or failed_us >= ceiling_us or not self.proven:
+                    break
+                trial_us = min(failed_us * step, ceiling_us)
+                best = self._any(trial_us)
+                failed_us = failed_us if best.stages else trial_us
+        if best.stages and best.microbatch_us > lowest_us * (1 + EQUAL):
+            best = self._by_links(*self._bisect(best, failed_us))
+        return self._with_fewer_devices(best) if best.stages else best
 
     def within(self, time_us: float) -> Answer:
         """A plan within ``time_us`` with the fewest devices, if there is one."""
         state = self.state
         return self._noted(fewest_devices(state.problem, self.scenario, self._named(time_us), time_us, state.pairings, state.deadline))
 
+    def _any(self, time_us: float) -> Answer:
+        state = self.state
+        return self._noted(any_plan(state.problem, self.scenario, self._named(time_us), time_us, state.pairings, state.deadline))
+
     def _bisect(self, best: Answer, failed_us: float) -> tuple[Answer, float]:
         """Until no candidate's cost lies between the time of the best plan and one that has failed."""
         costs = sorted({c.cost_us for c in self._named(best.microbatch_us) if c.cost_us > failed_us})
         while self.proven and (costs := [cost for cost in costs if failed_us < cost < best.microbatch_us * (1 - EQUAL)]):
             middle = costs[len(costs) // 2]
-            answer = self.within(middle)
+            answer = self._any(middle)
             if answer.stages:
                 best = answer if answer.microbatch_us < best.microbatch_us else best
                 costs = [cost for cost in costs if cost < middle]
@@ -149,10 +176,11 @@ class _ScenarioSearch:
             return best
         cheaper = [c for c in self._named(failed_us) if c.cost_us <= failed_us]
         answer = self._noted(least_load(state.problem, self.scenario, cheaper, best.microbatch_us, state.pairings, state.deadline))
-        if not answer.stages or answer.microbatch_us >= best.microbatch_us * (1 - EQUAL):
-            return best
-        smaller = self.within(answer.microbatch_us * (1 + EQUAL))
-        return smaller if smaller.stages and smaller.microbatch_us <= answer.microbatch_us * (1 + EQUAL) else answer
+        return answer if answer.microbatch_us < best.microbatch_us * (1 - EQUAL) else best
+
+    def _with_fewer_devices(self, best: Answer) -> Answer:
+        smaller = self.within(best.microbatch_us * (1 + EQUAL))
+        return smaller if smaller.stages and smaller.microbatch_us <= best.microbatch_us * (1 + EQUAL) else best
 
     def _noted(self, answer: Answer) -> Answer:
         self.proven = self.proven and answer.proven
@@ -166,7 +194,7 @@ class _ScenarioSearch:
                 key = (free.first, free.last, allocation)
                 if key not in self._known:
                     site = state.problem.topology.site(allocation)
-                    self._known[key] = candidate(state.problem, self.scenario, free.first, free.last, site, allocation)
+                    self._known[key] = self.bound.table.candidate(free.first, free.last, site, allocation)
                 named = self._known[key]
                 if named is not None and named.cost_us <= time_us:
                     found.append(named)

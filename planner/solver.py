@@ -30,18 +30,19 @@ def solver_name() -> str:
                          hint="install a solver: pip install highspy", code="no_solver")
 
 
-def run(program: pulp.LpProblem, *, time_limit_s: float | None) -> Status:
-    """Solve ``program``; its variables then hold the solution.
+def run(program: pulp.LpProblem, *, time_limit_s: float | None, any_solution: bool = False) -> Status:
+    """Solve ``program``; its variables then hold the solution. ``any_solution``: the first one will do.
 
     ``unproven``: the time limit came first. PuLP calls such a program "Optimal", so the solution's
     own status decides.
     """
     name = solver_name()
+    gap = 1.0 if any_solution else 0.0  # no objective here is negative, so a gap of 1 is met by every solution
     if name == "HiGHS":
-        solver = pulp.HiGHS(msg=False, threads=1, timeLimit=time_limit_s, gapRel=0.0, random_seed=0)
+        solver = pulp.HiGHS(msg=False, threads=1, timeLimit=time_limit_s, gapRel=gap, random_seed=0)
     else:
         make = getattr(pulp, "PULP_CBC_CMD", None) or pulp.COIN_CMD
-        solver = make(msg=False, threads=1, timeLimit=time_limit_s, gapRel=0.0)
+        solver = make(msg=False, threads=1, timeLimit=time_limit_s, gapRel=gap)
     with _quiet_stdout():
         program.solve(solver)
     if program.sol_status == pulp.LpSolutionOptimal and program.status == pulp.LpStatusOptimal:

@@ -163,11 +163,15 @@ class Topology:
             (2, 2) -> 0 1 0 1        (1, 3) -> 0 1 1 1        (4, 2) -> 0 1 0 0 1 0
         """
         if allocation not in self._orders:
-            divisor = math.gcd(*allocation)
-            rounds = max(allocation) // divisor
-            pattern = [p for turn in range(rounds) for p, count in enumerate(allocation) if turn < count // divisor]
-            self._orders[allocation] = tuple(pattern * divisor)
+            pattern = self.pattern(allocation)
+            once = [p for turn in range(max(pattern)) for p, count in enumerate(pattern) if turn < count]
+            self._orders[allocation] = tuple(once * math.gcd(*allocation))
         return self._orders[allocation]
+
+    def pattern(self, allocation: Allocation) -> Allocation:
+        """The allocation divided by its greatest common divisor: all that its pairing with others depends on."""
+        divisor = math.gcd(*allocation)
+        return tuple(count // divisor for count in allocation)
 
     def crossings(self, sender: Allocation, receiver: Allocation) -> tuple[tuple[float, float], ...]:
         """For each shared link, the share of microbatches that leaves (up) and enters (down) through it.

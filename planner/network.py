@@ -1,0 +1,196 @@
+"""The path network in full: nodes know the devices taken at each place and the pattern of the next stage.
+
+Written from the last stage to the first. ``u`` are the devices that the stages after a cut take from
+each place; ``p`` is the pattern (:meth:`planner.topology.Topology.pattern`) of the stage on that side::
+
+    begin (i, u + a, p) -- stage [i, j) on allocation a, of pattern p --> end (j, u, p)
+    end (j, u, p) ------ transfer between patterns p and q at cut j ----> begin (j, u, q)
+
+Capacity, memory and the load of every transfer are then properties of single nodes and arcs, and a
+path obeys them by itself; only the sums of loads are left to rows. Arcs through which no path can
+keep the loads within T are removed: what a path carries over each link is at least the least load
+from the start, its own, and the least load to the end.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from planner.columns import Candidate
+from planner.cost import ring_bytes
+from planner.problem import Problem, Scenario
+from planner.topology import Allocation, Topology
+
+__all__ = ["Arc", "interchangeable", "network"]
+
+MOST_ARCS = 40_000  # more make the program slower than its coarser form
+
+Node = tuple[int, bool, Allocation, Allocation]  # cut, whether a stage begins here, devices after, pattern
+Load = tuple[float, ...]  # up and down each shared link, in units of what it carries in T
+
+
+class Arc(NamedTuple):
+    """A stage (``candidate``) or a transfer (None)."""
+
+    candidate: Candidate | None
+    tail: Node
+    head: Node
+    load: Load
+
+
+def network(problem: Problem, scenario: Scenario, candidates: Sequence[Candidate], time_us: float) -> list[Arc] | None:
+    """The arcs that some path within the loads may use; None when there are too many to be worth it."""
+    return _Builder(problem, scenario, candidates, time_us).build()
+
+
+class _Builder:
+    def __init__(self, problem: Problem, scenario: Scenario, candidates: Sequence[Candidate], time_us: float) -> None:
+        self.problem, self.scenario = problem, scenario
+        self.candidates = sorted(candidates, key=lambda c: (-c.first, c.last, c.replicas, c.allocation))
+        links = [link.link.bandwidth_bytes_per_s for link in problem.topology.shared]
+        self.units = [1e6 / (bandwidth * time_us) for bandwidth in links]
+        self.nothing: Load = (0.0,) * (2 * len(links))
+        self.classes = interchangeable(problem.topology, {c.allocation for c in candidates})
+        self.before = _fewest_before(problem, self.candidates)
+        self.arcs: list[Arc] = []
+        self.to_end: dict[Node, Load] = {}  # least load from a node to the end, link by link
+        self.begins: dict[int, dict[Allocation, list[Node]]] = defaultdict(lambda: defaultdict(list))
+
+    def build(self) -> list[Arc] | None:
+        n, none = self.problem.chain.layer_count, (0,) * len(self.problem.topology.places)
+        for c in self.candidates:
+            for after in [none] if c.last == n else list(self.begins[c.last]):
+                if self._fits(c, after):
+                    self._add_stage(c, after)
+            if len(self.arcs) > MOST_ARCS:
+                return None
+        return self._reachable()
+
+    def _fits(self, c: Candidate, after: Allocation) -> bool:
+        """Devices, memory, and of interchangeable places that are still free, the first ones taken most from."""
+        devices = sum(after)
+        if devices > c.max_after or self.before[c.first] + c.replicas + devices > self.scenario.max_devices:
+            return False
+        if any(used + more > most for used, more, most in zip(after, c.allocation, self.problem.topology.capacities, strict=True)):
+            return False
+        return not any(after[p] == after[q] == 0 and c.allocation[p] < c.allocation[q] for p, q in self.classes)
+
+    def _add_stage(self, c: Candidate, after: Allocation) -> None:
+        pattern = self.problem.topology.pattern(c.allocation)
+        head: Node = (c.last, False, after, pattern)
+        if head not in self.to_end:
+            self._add_transfers(head)
+        load = self._ring_load(c)
+        rest = self.to_end[head]
+        total = tuple(a + b for a, b in zip(load, rest, strict=True))
+        if not _within(total):
+            return
+        tail: Node = (c.first, True, tuple(a + b for a, b in zip(after, c.allocation, strict=True)), pattern)
+        self.arcs.append(Arc(c, tail, head, load))
+        if tail in self.to_end:
+            self.to_end[tail] = tuple(map(min, self.to_end[tail], total))
+        else:
+            self.to_end[tail] = total
+            self.begins[c.first][tail[2]].append(tail)
+
+    def _add_transfers(self, head: Node) -> None:
+        """The transfers from a stage's end to every stage that may begin there; all of those are known by now."""
+        cut, _, after, pattern = head
+        if cut == self.problem.chain.layer_count:
+            self.to_end[head] = self.nothing
+            return
+        least = (float("inf"),) * len(self.nothing)
+        for begin in self.begins[cut][after]:
+            load = self._transfer_load(cut, pattern, begin[3])
+            total = tuple(a + b for a, b in zip(load, self.to_end[begin], strict=True))
+            if _within(total):
+                self.arcs.append(Arc(None, head, begin, load))
+                least = tuple(map(min, least, total))
+        self.to_end[head] = least
+
+    def _ring_load(self, c: Candidate) -> Load:
+        crossed = self.problem.topology.ring(c.allocation).shared
+        if not crossed:
+            return self.nothing
+        parameters = self.problem.chain.parameter_bytes
+        ring = ring_bytes(parameters[c.last] - parameters[c.first], c.replicas, self.scenario.batch_microbatches)
+        return tuple(ring * unit if index in crossed else 0.0 for index, unit in enumerate(self.units) for _ in ("up", "down"))
+
+    def _transfer_load(self, cut: int, sender: Allocation, receiver: Allocation) -> Load:
+        forward, gradient = self.problem.chain.forward_bytes[cut], self.problem.chain.gradient_bytes[cut]
+        load: list[float] = []
+        for unit, (leaves, enters) in zip(self.units, self.problem.topology.crossings(sender, receiver), strict=True):
+            load += (unit * (forward * leaves + gradient * enters), unit * (forward * enters + gradient * leaves))
+        return tuple(load)
+
+    def _reachable(self) -> list[Arc]:
+        """The arcs on a path from the start that keeps within the loads, as far as least loads can tell."""
+        from_start: dict[Node, Load] = {}
+        for cut in (0,):
+            for nodes in self.begins[cut].values():
+                from_start.update(dict.fromkeys(nodes, self.nothing))
+        kept = []
+        # By cut, and at a cut transfers before the stages that begin there: a node's load is final before it is used.
+        for arc in sorted(self.arcs, key=lambda arc: (arc.tail[0], arc.tail[1])):
+            start = from_start.get(arc.tail)
+            if start is None:
+                continue
+            here = tuple(a + b for a, b in zip(start, arc.load, strict=True))
+            if _within(tuple(a + b for a, b in zip(here, self.to_end[arc.head], strict=True))):
+                kept.append(arc)
+                from_start[arc.head] = tuple(map(min, from_start[arc.head], here)) if arc.head in from_start else here
+        return kept
+
+
+def _fewest_before(problem: Problem, candidates: Sequence[Candidate]) -> dict[int, int]:
+    """For each cut, the fewest devices with which candidates run the layers before it."""
+    before = dict.fromkeys(problem.chain.allowed_cuts, problem.max_devices + 1)
+    before[0] = 0
+    for c in sorted(candidates, key=lambda c: c.first):
+        before[c.last] = min(before[c.last], before[c.first] + c.replicas)
+    return before
+
+
+def _within(load: Load) -> bool:
+    return all(part <= 1 + 1e-9 for part in load)
+
+
+def interchangeable(topology: Topology, allocations: set[Allocation]) -> list[tuple[int, int]]:
+    """Neighbouring places whose devices may be exchanged in any plan without changing what it costs.
+
+    They are equal and each behind an equal link of its own. The order of replicas breaks ties by
+    place, so the exchange is tried on every pair of the patterns that plans can be made of.
+    """
+    pairs = [(p, p + 1) for p in range(len(topology.places) - 1) if _alike(topology, p, p + 1)]
+    return pairs
+    patterns = sorted({topology.pattern(allocation) for allocation in allocations})
+    return pairs if len(patterns) <= 60 and all(_symmetric(topology, patterns, p, q) for p, q in pairs) else []
+
+
+def _alike(topology: Topology, p: int, q: int) -> bool:
+    one, other = topology.places[p], topology.places[q]
+    mine = [link.link for link in topology.shared if p in link.below and q not in link.below and len(link.below) == 1]
+    theirs = [link.link for link in topology.shared if q in link.below and p not in link.below and len(link.below) == 1]
+    between = sum((p in link.below) != (q in link.below) for link in topology.shared)
+    same = (one.count, one.device_type, one.link) == (other.count, other.device_type, other.link)
+    return same and mine == theirs and between == 2 * len(mine)
+
+
+def _symmetric(topology: Topology, patterns: list[Allocation], p: int, q: int) -> bool:
+    index = {min(link.below): i for i, link in enumerate(topology.shared) if len(link.below) == 1}
+    swapped = {index[p]: index[q], index[q]: index[p]} if p in index and q in index else {}
+
+    def exchange(allocation: Allocation) -> Allocation:
+        swap = {p: allocation[q], q: allocation[p]}
+        return tuple(swap.get(place, count) for place, count in enumerate(allocation))
+
+    for sender in patterns:
+        for receiver in patterns:
+            as_is = topology.crossings(sender, receiver)
+            other = topology.crossings(exchange(sender), exchange(receiver))
+            for i, pair in enumerate(as_is):
+                if any(abs(a - b) > 1e-12 for a, b in zip(pair, other[swapped.get(i, i)], strict=True)):
+                    return False
+    return True
