@@ -8,11 +8,9 @@ inside, in-place operations on activations removed, randomness keyed, operations
 from __future__ import annotations
 
 import contextlib
-import logging
 import sys
-import warnings
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -20,6 +18,7 @@ from torch.fx import GraphModule, Node
 
 from launcher.data import EvaluationSource, MicrobatchSource
 from launcher.explain import explain
+from launcher.export import export
 from launcher.facts import Facts, observe
 from launcher.fingerprint import fingerprint
 from launcher.inplace import copy_written_inputs, out_of_place
@@ -101,7 +100,7 @@ def _capture(job: Job, source: MicrobatchSource | EvaluationSource, *, evaluatio
     step = Step(job, layout, evaluation=evaluation)
     device = next(iter(job.model.parameters())).device
     tensors = tuple(tensor.to(device) for tensor in tensors)
-    lifted = lift(job, _export(step, tensors, evaluation), step, layout.names)
+    lifted = lift(job, export(step, tensors, training=not evaluation), step, layout.names)
     arguments = (*lifted.state, *tensors)
     facts = observe(lifted.module, arguments, grad=not evaluation)
     if copy_written_inputs(lifted.module, facts, lifted.placeholders[len(lifted.state):]):
@@ -111,31 +110,6 @@ def _capture(job: Job, source: MicrobatchSource | EvaluationSource, *, evaluatio
     lifted.module.recompile()
     facts = observe(lifted.module, arguments, grad=not evaluation)
     return _assemble(lifted, facts, together, step, training)
-
-
-def _export(step: Step, tensors: Sequence[torch.Tensor], evaluation: bool) -> torch.export.ExportedProgram:
-    modes = {module: module.training for module in step.modules()}
-    step.train(not evaluation)
-    try:
-        with _quiet(), torch.random.fork_rng(devices=[]), torch.set_grad_enabled(not evaluation), explain("the model", step, tensors):
-            return torch.export.export(step, tuple(tensors), strict=False)
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep export's warnings and logs, and what the model prints, off the result stream and the terminal."""
-    logger = logging.getLogger("torch")
-    level = logger.level
-    logger.setLevel(logging.CRITICAL)
-    try:
-        with warnings.catch_warnings(), contextlib.redirect_stdout(sys.stderr):
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logger.setLevel(level)
 
 
 def _kept(lifted: Lifted, facts: Facts) -> frozenset[int]:

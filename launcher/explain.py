@@ -10,7 +10,15 @@ import torch
 from launcher.blame import one_line, user_line
 from planner.spec.errors import BadInput, PipedreamError
 
-__all__ = ["explain"]
+__all__ = ["LostGradient", "explain"]
+
+
+class LostGradient(Exception):
+    """The model changes gradients in a way that a graph of its forward does not show."""
+
+    def __init__(self, message: str, hint: str) -> None:
+        super().__init__(message)
+        self.hint = hint
 
 
 @contextlib.contextmanager
@@ -30,24 +38,24 @@ def _explained(what: str, error: Exception, step: torch.nn.Module | None, tensor
         if isinstance(own, PipedreamError):
             return BadInput(own.message, hint=own.hint, code=own.code)
         if own is not None:
-            return BadInput(f"{what} fails on its own data{_at(own)}: {one_line(own)}",
+            return BadInput(f"{what} fails on its own data with {one_line(own)}{_at(own)}",
                             hint="correct the model or the data", code="model_raised")
         reason, hint = _reason(error)
-        return BadInput(f"{what} cannot be captured as a graph{_at(error)}: {reason}", hint=hint, code="cannot_capture")
+        return BadInput(f"{what} cannot be captured as one graph: {reason}{_at(error)}", hint=hint, code="cannot_capture")
     return BadInput(f"{what} raised {one_line(error)}{_at(error)}", hint="correct it there", code="job_raised")
 
 
 def _at(error: BaseException) -> str:
     line = user_line(error)
-    return f" at {line}" if line else ""
+    return f", at {line}" if line else ""
 
 
 def _own_failure(step: torch.nn.Module, tensors: Sequence[torch.Tensor]) -> Exception | None:
     """The exception of a plain call, with buffers put back as they were."""
     saved = [(buffer, buffer.detach().clone()) for buffer in step.buffers()]
     try:
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            step(*tensors)
+        with torch.random.fork_rng(devices=[]):
+            step(*(tensor.clone() for tensor in tensors))
     except Exception as error:
         return error
     finally:
@@ -58,9 +66,11 @@ def _own_failure(step: torch.nn.Module, tensors: Sequence[torch.Tensor]) -> Exce
 
 
 def _reason(error: Exception) -> tuple[str, str]:
+    if isinstance(error, LostGradient):
+        return str(error), error.hint
     name, text = type(error).__name__, str(error)
     if "DataDependent" in name or "data-dependent" in text or "unbacked" in text.lower():
-        return ("what happens there depends on the values of a tensor, so there is no single graph",
+        return ("what happens next depends on the values of a tensor",
                 "choose without a branch (torch.where, masking, torch.clamp), or decide on shapes or settings instead of values")
     if "numpy" in text.lower():
         return "it leaves torch for numpy", "use the torch operation instead"

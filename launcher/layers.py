@@ -97,7 +97,7 @@ def _runs(nodes: Sequence[Node], owns: Callable[[Node], str], is_leaf: Callable[
             while keep > 0 and glue_calls[keep - 1] == call:
                 keep -= 1
             settle(keep if runs else 0)
-            runs.append((path or owns(node), list(glue)))  # what the model itself does with a parameter has the parameter's name
+            runs.append((path or _owner(owns(node)), list(glue)))
             place.update(dict.fromkeys(glue, len(runs) - 1))
             glue.clear()
             glue_calls.clear()
@@ -108,6 +108,11 @@ def _runs(nodes: Sequence[Node], owns: Callable[[Node], str], is_leaf: Callable[
         runs.append(("", []))
     settle(len(glue))
     return runs
+
+
+def _owner(name: str) -> str:
+    """What the model itself does with ``head.weight`` is called ``head``, with its own ``position`` ``position``."""
+    return name.rpartition(".")[0] or name
 
 
 def _merge(runs: list[tuple[str, list[Node]]], groups: Iterable[Collection[int]]) -> list[tuple[str, list[Node]]]:

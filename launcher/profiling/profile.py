@@ -23,7 +23,7 @@ from launcher.profiling.memory import LayerMemory, measure_memory, storage_bytes
 from planner.spec.errors import BadInput
 from planner.spec.profile import Device, JobReference, Layer, Profile, Tensor, TiedParameter
 
-__all__ = ["profile_job"]
+__all__ = ["edges_of", "profile_job"]
 
 OnProgress = Callable[[str, int, int], None]
 
@@ -98,7 +98,7 @@ def _measure(job: Job, captured: Captured, reference: JobReference, device: Devi
         estimated=False,
         measured=times.whole,
         layers=tuple(_layers(captured, step, state, times, memory)),
-        tensors=tuple(_tensors(captured)),
+        tensors=tuple(edges_of(captured)),
         tied=tuple(TiedParameter(name, _bytes([state[name]] if name in state else []), tuple(index[layer] for layer in layers))
                    for name, layers in captured.tied.items()),
     )
@@ -128,7 +128,7 @@ def _bytes(tensors: Iterable[torch.Tensor]) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
-def _tensors(captured: Captured) -> Iterable[Tensor]:
+def edges_of(captured: Captured) -> Iterable[Tensor]:
     """The graph's edges: every value that one layer makes and another uses."""
     layer_of: dict[Node, int] = {node: index for index, members in enumerate(captured.layers.values()) for node in members}
     for node in captured.module.graph.nodes:
