@@ -17,7 +17,7 @@ import sys
 import tempfile
 import threading
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -25,11 +25,14 @@ from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs, Signa
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, launch_agent
 
+from planner.spec.errors import BadInput
+
 __all__ = ["Stopped", "WorkersFailed", "run_workers", "warm_up"]
 
 _PRELOAD = ["launcher.warm"]
 _STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _server_output: IO[bytes] | None = None
+_one_run = threading.Lock()
 
 
 class WorkersFailed(Exception):
@@ -97,7 +100,17 @@ def run_workers(
     Raises:
         WorkersFailed: with the exit codes that the engine saw.
         Stopped: by a signal.
+        BadInput: another run is going on in this process, whose signal handlers and logs it uses.
     """
+    if not _one_run.acquire(blocking=False):
+        raise BadInput("this process is training already", hint="wait for the first run's end, or train in another process")
+    try:
+        _run_workers(entry, task, outputs, log, stop_after_s)
+    finally:
+        _one_run.release()
+
+
+def _run_workers(entry: Callable[[Any], None], task: Any, outputs: Sequence[tuple[Path, Path]], log: Path, stop_after_s: int) -> None:
     warm_up()
     before = set(multiprocessing.active_children())
     config = LaunchConfig(
@@ -106,13 +119,15 @@ def run_workers(
         start_method="forkserver", local_addr="127.0.0.1", signals_to_handle="SIGTERM", shutdown_timeout=stop_after_s,
     )
     try:
-        with _engine_log(log), _without_main(), _signals() as received:
+        with _engine_log(log), _without_main(), _signals(before) as received:
             try:
                 launch_agent(config, entry, [task])
-            except ChildFailedError as error:
-                raise WorkersFailed({rank: failure.exitcode for rank, failure in error.failures.items()}) from error
             except SignalException as error:
                 raise Stopped(signal.Signals(received[0] if received else error.sigval).name) from error
+            except ChildFailedError as error:
+                if received:  # the workers were killed because of a signal
+                    raise Stopped(signal.Signals(received[0]).name) from error
+                raise WorkersFailed({rank: failure.exitcode for rank, failure in error.failures.items()}) from error
     finally:
         _end(set(multiprocessing.active_children()) - before)
         if _server_output is not None:
@@ -120,11 +135,11 @@ def run_workers(
 
 
 @contextlib.contextmanager
-def _signals() -> Iterator[list[int]]:
+def _signals(others: Collection[Any]) -> Iterator[list[int]]:
     """Turn the first stopping signal into the engine's own way to stop, with SIGTERM for the workers.
 
-    They ignore SIGINT, which a terminal sends to all processes at once. Later signals change nothing:
-    stopping is bounded already. Python allows handlers in the main thread only.
+    They ignore SIGINT, which a terminal sends to all processes at once. A second signal kills them:
+    every child process but ``others``. Python allows handlers in the main thread only.
     """
     received: list[int] = []
     if threading.current_thread() is not threading.main_thread():
@@ -135,6 +150,8 @@ def _signals() -> Iterator[list[int]]:
         received.append(number)
         if len(received) == 1:
             raise SignalException(f"stopped by {signal.Signals(number).name}", signal.SIGTERM)
+        for process in set(multiprocessing.active_children()) - set(others):
+            process.kill()
 
     previous = {number: signal.getsignal(number) for number in _STOPPING}
     environment = os.environ.get("TORCHELASTIC_SIGNALS_TO_HANDLE")

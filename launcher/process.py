@@ -35,6 +35,7 @@ from launcher.task import Task, assign, capture_programs, sized, stage_state
 
 __all__ = ["work"]
 
+_STARTING_S = 120.0  # workers may be so far apart in loading and saving, whatever the timeout between operations
 _CONSEQUENCE_S = 5.0  # how long a worker that lost its peer leaves the engine to find the cause
 
 
@@ -71,10 +72,12 @@ def _train(task: Task, rank: int, worker: Worker, board: StatusBoard) -> None:
 
     board.set(rank, "preparing", "connecting")
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if platform.system() == "Darwin" else "lo")
+    patience_s = max(settings.timeout_s, _STARTING_S)
     with peer_errors(None):
-        dist.init_process_group(devices.backend(), timeout=timedelta(seconds=settings.timeout_s))
+        dist.init_process_group(devices.backend(), timeout=timedelta(seconds=patience_s))
         transport = RemoteTransport(pipeline, device, settings.timeout_s)
         dist.barrier()
+    board.set(rank, "preparing", "making the optimizer")
     writes_metrics = worker == (len(pipeline.replicas) - 1, 0)
     recorder = Recorder(pipeline, worker, rank, board, task.plan.microbatch_size, task.directory.metrics if writes_metrics else None)
     stage = StageWorker(assignment, parameters, buffers, optimizer, transport, recorder, keyed=lambda m: keyed(settings.seed, m))

@@ -74,20 +74,22 @@ def _follow(metrics: Path, board: StatusBoard, updates: int, report: Callable[[P
         progress = Progress(_phase(board, update, updates), update, updates, loss, speed)
         if progress != shown:
             shown = progress
-            report(progress)
+            try:
+                report(progress)
+            except Exception:  # showing it is the caller's matter: the run goes on
+                return
 
 
 def _phase(board: StatusBoard, update: int, updates: int) -> str:
     slots = board.all()
-    for slot in slots:  # the slowest worker's phase is the run's
-        if slot.state == "new":
-            return "starting workers"
+    if any(slot.state == "new" for slot in slots):
+        return "starting workers"
     preparing = [slot.text for slot in slots if slot.state == "preparing" and slot.text != "saving"]
     if preparing:
-        return min(preparing, key=_ORDER.index)
+        return min(preparing, key=_ORDER.index)  # the slowest worker's phase is the run's
     if any(slot.state in ("running", "waiting") and "E" in slot.text for slot in slots):
         return "evaluating"
     return "saving" if update >= updates else "training"
 
 
-_ORDER = ["loading the job", "capturing the model", "connecting"]
+_ORDER = ["loading the job", "capturing the model", "connecting", "making the optimizer"]
