@@ -18,7 +18,7 @@ from planner.topology import Allocation, Site, Topology
 
 __all__ = ["Candidate", "CandidateTable", "all_allocations"]
 
-MOST_ALLOCATIONS = 100  # beyond this the program takes minutes; see families()
+MOST_ALLOCATIONS = 700  # beyond this the program takes minutes; see families()
 
 
 class Candidate(NamedTuple):
@@ -82,7 +82,7 @@ def all_allocations(topology: Topology, max_replicas: int) -> tuple[list[Allocat
     count = 1
     for capacity in topology.capacities:
         count *= capacity + 1
-    if len(topology.places) == 1 or count <= MOST_ALLOCATIONS:
+    if len(topology.places) == 1 or count <= (MOST_ALLOCATIONS if topology.interchangeable else MOST_ALLOCATIONS // 4):
         every = itertools.product(*(range(capacity + 1) for capacity in topology.capacities))
         return _sorted(allocation for allocation in every if 0 < sum(allocation) <= max_replicas), True
     return _sorted(allocation for allocation in families(topology) if 0 < sum(allocation) <= max_replicas), False

@@ -23,7 +23,8 @@ import pulp
 
 from planner.coarse import Pairings, coarse_network, inside_rows
 from planner.columns import Candidate
-from planner.cost import Stage, evaluate
+from planner.cost import Evaluation, Stage, evaluate
+from planner.dive import least_total_load
 from planner.network import Arc, Node, network
 from planner.problem import Problem, Scenario, prime_powers
 from planner.solver import Status, run
@@ -72,19 +73,37 @@ class _Program(NamedTuple):
 
 def _solve(problem: Problem, scenario: Scenario, candidates: Sequence[Candidate], time_us: float, pairings: Pairings,
            deadline: float | None, *, least: bool = False, any_solution: bool = False) -> Answer:
-    arcs = network(problem, scenario, candidates, time_us) if problem.topology.shared else None
-    full = arcs is not None
-    if arcs is None:
-        arcs = coarse_network(problem, scenario, candidates)
+    if problem.topology.shared:
+        for relaxed in (True, False) if problem.topology.interchangeable else (False,):
+            arcs = network(problem, scenario, candidates, time_us, relaxed=relaxed)
+            if arcs is None:
+                break
+            answer = _solve_on(problem, scenario, arcs, None, time_us, deadline, least=least, any_solution=any_solution)
+            if answer is not None:
+                return answer
+    arcs = coarse_network(problem, scenario, candidates)
+    answer = _solve_on(problem, scenario, arcs, pairings, time_us, deadline, least=least, any_solution=any_solution)
+    return answer if answer is not None else Answer((), 0.0, False)
+
+
+def _solve_on(problem: Problem, scenario: Scenario, arcs: list[Arc], pairings: Pairings | None, time_us: float, deadline: float | None, *,
+              least: bool, any_solution: bool) -> Answer | None:
+    """None when the network promised less than the cost model finds, because pairs of allocations were relaxed."""
     if not arcs:
         return Answer((), 0.0, True)
+    if any_solution and pairings is None and problem.stages is None and scenario.min_devices == 1:
+        stages = least_total_load(problem, scenario, arcs)
+        if stages:
+            quick = evaluate(problem.chain, problem.topology, problem.policy, stages, scenario.batch_microbatches)
+            if quick.microbatch_us <= time_us:
+                return Answer(stages, quick.microbatch_us, True)
     # A bare path program is totally unimodular: its linear relaxation is integral, and much faster.
     integer = len(problem.topology.places) > 1 or scenario.exact or problem.stages is not None
     while True:
         left_s = None if deadline is None else deadline - time.monotonic()
         if left_s is not None and left_s <= 0:
             return Answer((), 0.0, False)
-        built = _build(problem, scenario, arcs, None if full else pairings, time_us, integer=integer, least=least)
+        built = _build(problem, scenario, arcs, pairings, time_us, integer=integer, least=least)
         status = run(built.program, time_limit_s=left_s, any_solution=any_solution)
         if not integer and any(1e-6 < (variable.value() or 0) < 1 - 1e-6 for _, variable in built.chosen):
             integer = True
@@ -96,10 +115,13 @@ def _solve(problem: Problem, scenario: Scenario, candidates: Sequence[Candidate]
         promised_us = max([c.cost_us for c, variable in built.chosen if (variable.value() or 0) > 0.5])
         if problem.topology.shared:
             promised_us = max(promised_us, built.program.objective.value() * time_us if least else time_us)
-        agrees = found.microbatch_us <= promised_us * (1 + 10 * TOLERANCE)
-        if agrees or full or not pairings.learn(problem, stages):
-            _check(problem, scenario, stages, agrees, found.fits, f"{promised_us:.9g} us, not {found.microbatch_us:.9g}")
-            return Answer(stages, found.microbatch_us, status == "optimal")
+        if found.microbatch_us > promised_us * (1 + 10 * TOLERANCE) and problem.topology.shared:
+            if pairings is None:
+                return None
+            if pairings.learn(problem, stages):
+                continue
+        _check(problem, scenario, stages, found, promised_us)
+        return Answer(stages, found.microbatch_us, status == "optimal")
 
 
 def _build(problem: Problem, scenario: Scenario, arcs: list[Arc], pairings: Pairings | None, time_us: float, *,
@@ -188,11 +210,11 @@ def _decode(problem: Problem, chosen: list[tuple[Candidate, pulp.LpVariable]], s
     return ()
 
 
-def _check(problem: Problem, scenario: Scenario, stages: tuple[Stage, ...], agrees: bool, fits: bool, times: str) -> None:
+def _check(problem: Problem, scenario: Scenario, stages: tuple[Stage, ...], found: Evaluation, promised_us: float) -> None:
     """The program and the cost model must agree."""
     batch = problem.batch(stages)
-    if not agrees or not fits or batch != scenario.batch_microbatches:
+    if found.microbatch_us > promised_us * (1 + 10 * TOLERANCE) or not found.fits or batch != scenario.batch_microbatches:
         raise PipedreamError(
-            f"the integer program and the cost model disagree: promised {times}; batches of {scenario.batch_microbatches}, not {batch}; "
-            f"{'fitting' if fits else 'not fitting'} into memory",
+            f"the integer program promised {promised_us:.9g} us with batches of {scenario.batch_microbatches}; the cost model finds "
+            f"{found.microbatch_us:.9g} us with batches of {batch}{'' if found.fits else ', and that it does not fit in memory'}",
             hint="please report this with the profile and the cluster")

@@ -10,6 +10,13 @@ Capacity, memory and the load of every transfer are then properties of single no
 path obeys them by itself; only the sums of loads are left to rows. Arcs through which no path can
 keep the loads within T are removed: what a path carries over each link is at least the least load
 from the start, its own, and the least load to the end.
+
+Equal places differ by name only, so of those still free the first ones are to be taken first and most
+from. Exchanging them does not change what a plan costs except in one detail: the order of replicas
+breaks ties by place (:meth:`planner.topology.Topology.order`), so some odd allocations pair up better
+under one name than under another. The *relaxed* network therefore lets every pair of allocations keep
+as much inside as their shares allow. What it finds is evaluated; where a plan is slower than promised,
+the network is built again with real pairs and all names.
 """
 
 from __future__ import annotations
@@ -21,9 +28,9 @@ from typing import NamedTuple
 from planner.columns import Candidate
 from planner.cost import ring_bytes
 from planner.problem import Problem, Scenario
-from planner.topology import Allocation, Topology
+from planner.topology import Allocation
 
-__all__ = ["Arc", "interchangeable", "network"]
+__all__ = ["Arc", "Node", "network"]
 
 MOST_ARCS = 40_000  # more make the program slower than its coarser form
 
@@ -40,19 +47,22 @@ class Arc(NamedTuple):
     load: Load
 
 
-def network(problem: Problem, scenario: Scenario, candidates: Sequence[Candidate], time_us: float) -> list[Arc] | None:
+def network(problem: Problem, scenario: Scenario, candidates: Sequence[Candidate], time_us: float, *,
+            relaxed: bool) -> list[Arc] | None:
     """The arcs that some path within the loads may use; None when there are too many to be worth it."""
-    return _Builder(problem, scenario, candidates, time_us).build()
+    return _Builder(problem, scenario, candidates, time_us, relaxed).build()
 
 
 class _Builder:
-    def __init__(self, problem: Problem, scenario: Scenario, candidates: Sequence[Candidate], time_us: float) -> None:
+    def __init__(self, problem: Problem, scenario: Scenario, candidates: Sequence[Candidate], time_us: float,
+                 relaxed: bool) -> None:
         self.problem, self.scenario = problem, scenario
         self.candidates = sorted(candidates, key=lambda c: (-c.first, c.last, c.replicas, c.allocation))
         links = [link.link.bandwidth_bytes_per_s for link in problem.topology.shared]
         self.units = [1e6 / (bandwidth * time_us) for bandwidth in links]
         self.nothing: Load = (0.0,) * (2 * len(links))
-        self.classes = interchangeable(problem.topology, {c.allocation for c in candidates})
+        self.classes = problem.topology.interchangeable if relaxed else []
+        self.crossings = problem.topology.least_crossings if relaxed else problem.topology.crossings
         self.before = _fewest_before(problem, self.candidates)
         self.arcs: list[Arc] = []
         self.to_end: dict[Node, Load] = {}  # least load from a node to the end, link by link
@@ -121,7 +131,7 @@ class _Builder:
     def _transfer_load(self, cut: int, sender: Allocation, receiver: Allocation) -> Load:
         forward, gradient = self.problem.chain.forward_bytes[cut], self.problem.chain.gradient_bytes[cut]
         load: list[float] = []
-        for unit, (leaves, enters) in zip(self.units, self.problem.topology.crossings(sender, receiver), strict=True):
+        for unit, (leaves, enters) in zip(self.units, self.crossings(sender, receiver), strict=True):
             load += (unit * (forward * leaves + gradient * enters), unit * (forward * enters + gradient * leaves))
         return tuple(load)
 
@@ -155,42 +165,3 @@ def _fewest_before(problem: Problem, candidates: Sequence[Candidate]) -> dict[in
 
 def _within(load: Load) -> bool:
     return all(part <= 1 + 1e-9 for part in load)
-
-
-def interchangeable(topology: Topology, allocations: set[Allocation]) -> list[tuple[int, int]]:
-    """Neighbouring places whose devices may be exchanged in any plan without changing what it costs.
-
-    They are equal and each behind an equal link of its own. The order of replicas breaks ties by
-    place, so the exchange is tried on every pair of the patterns that plans can be made of.
-    """
-    pairs = [(p, p + 1) for p in range(len(topology.places) - 1) if _alike(topology, p, p + 1)]
-    return pairs
-    patterns = sorted({topology.pattern(allocation) for allocation in allocations})
-    return pairs if len(patterns) <= 60 and all(_symmetric(topology, patterns, p, q) for p, q in pairs) else []
-
-
-def _alike(topology: Topology, p: int, q: int) -> bool:
-    one, other = topology.places[p], topology.places[q]
-    mine = [link.link for link in topology.shared if p in link.below and q not in link.below and len(link.below) == 1]
-    theirs = [link.link for link in topology.shared if q in link.below and p not in link.below and len(link.below) == 1]
-    between = sum((p in link.below) != (q in link.below) for link in topology.shared)
-    same = (one.count, one.device_type, one.link) == (other.count, other.device_type, other.link)
-    return same and mine == theirs and between == 2 * len(mine)
-
-
-def _symmetric(topology: Topology, patterns: list[Allocation], p: int, q: int) -> bool:
-    index = {min(link.below): i for i, link in enumerate(topology.shared) if len(link.below) == 1}
-    swapped = {index[p]: index[q], index[q]: index[p]} if p in index and q in index else {}
-
-    def exchange(allocation: Allocation) -> Allocation:
-        swap = {p: allocation[q], q: allocation[p]}
-        return tuple(swap.get(place, count) for place, count in enumerate(allocation))
-
-    for sender in patterns:
-        for receiver in patterns:
-            as_is = topology.crossings(sender, receiver)
-            other = topology.crossings(exchange(sender), exchange(receiver))
-            for i, pair in enumerate(as_is):
-                if any(abs(a - b) > 1e-12 for a, b in zip(pair, other[swapped.get(i, i)], strict=True)):
-                    return False
-    return True

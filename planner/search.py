@@ -29,7 +29,7 @@ __all__ = ["Found", "search"]
 
 EQUAL = 1e-9  # relative difference below which two times are one
 _NOTHING = Answer((), math.inf, True)
-_STEPS = (1.1, 1.5, 5.0, math.inf)  # how far above what has failed the search looks next
+_STEPS = (1.02, 1.03, 1.05, 1.05, 1.05, 1.1, 1.1, 1.2, 1.5, 2.0, 5.0, math.inf)  # how far above what has failed the search looks next
 
 
 @dataclass(frozen=True)
@@ -134,15 +134,12 @@ class _ScenarioSearch:
         """The fastest plan that beats the best so far, if there is one; ``lowest_us`` is a lower bound."""
         ceiling_us = self.state.best.microbatch_us * (1 - EQUAL)
         best, failed_us = self._any(lowest_us), lowest_us
-        if not best.stages and math.isfinite(ceiling_us) and lowest_us < ceiling_us:
-            best = self._any(ceiling_us)  # once a good plan is known there is usually none below it
-        else:
-            for step in _STEPS:
-                if best.stages or failed_us >= ceiling_us or not self.proven:
-                    break
-                trial_us = min(failed_us * step, ceiling_us)
-                best = self._any(trial_us)
-                failed_us = failed_us if best.stages else trial_us
+        for step in _STEPS:
+            if best.stages or failed_us >= ceiling_us or not self.proven:
+                break
+            trial_us = min(failed_us * step, ceiling_us)
+            best = self._any(trial_us)
+            failed_us = failed_us if best.stages else trial_us
         if best.stages and best.microbatch_us > lowest_us * (1 + EQUAL):
             best = self._by_links(*self._bisect(best, failed_us))
         return self._with_fewer_devices(best) if best.stages else best

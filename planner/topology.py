@@ -120,6 +120,19 @@ class Topology:
         """Devices of each place."""
         return tuple(place.count for place in self.places)
 
+    @cached_property
+    def interchangeable(self) -> list[tuple[int, int]]:
+        """Neighbouring places that are equal, each behind an equal link of its own: their names carry no meaning."""
+        return [(p, p + 1) for p in range(len(self.places) - 1) if self._alike(p, p + 1)]
+
+    def _alike(self, p: int, q: int) -> bool:
+        one, other = self.places[p], self.places[q]
+        mine = [link.link for link in self.shared if link.below == {p}]
+        theirs = [link.link for link in self.shared if link.below == {q}]
+        between = sum((p in link.below) != (q in link.below) for link in self.shared)
+        same = (one.count, one.device_type, one.link) == (other.count, other.device_type, other.link)
+        return same and mine == theirs and between == 2 * len(mine)
+
     def site(self, allocation: Allocation) -> Site:
         """What a stage on these devices works with."""
         if allocation not in self._sites:
@@ -196,3 +209,12 @@ class Topology:
                 result.append((up * scale, down * scale))
             self._crossings[key] = tuple(result)
         return self._crossings[key]
+
+    def least_crossings(self, sender: Allocation, receiver: Allocation) -> tuple[tuple[float, float], ...]:
+        """Like :meth:`crossings` for the best order there could be: as much stays inside as both have there."""
+        result = []
+        for link in self.shared:
+            before = sum(sender[p] for p in link.below) / sum(sender)
+            after = sum(receiver[p] for p in link.below) / sum(receiver)
+            result.append((max(before - after, 0.0), max(after - before, 0.0)))
+        return tuple(result)
