@@ -70,9 +70,10 @@ def parse_document(cls: type[D], text: str, *, source: str) -> D:
         )
     body = {key: value for key, value in data.items() if key not in ("format", "version")}
     try:
-        return decode(cls, body, "")
+        document: D = decode(cls, body, "")
     except BadInput as error:
         raise InvalidFile(f"{source}: {error.message}", hint=error.hint or "write the file again with the command that makes it") from error
+    return document
 
 
 def write_document(document: Document, path: str | os.PathLike[str]) -> None:

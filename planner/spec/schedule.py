@@ -39,7 +39,7 @@ class Op(NamedTuple):
 
     stage: int
     kind: Kind
-    index: int
+    index: int  # type: ignore[assignment]  # hides tuple.index, which nobody needs here
 
     def __str__(self) -> str:
         return f"{self.stage}{self.kind}{self.index}"
