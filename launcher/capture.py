@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch.fx import GraphModule, Node
 
+from launcher.contexts import bind
 from launcher.data import EvaluationSource, MicrobatchSource
 from launcher.explain import explain
 from launcher.export import export
@@ -156,9 +157,16 @@ def _assemble(lifted: Lifted, facts: Facts, together: list[frozenset[Node]], ste
         layers = _aligned(layers, training, names, together)
     digest = fingerprint(module, layers, [names[node] for node in lifted.placeholders], facts.values)
     uses = {names[node]: _layers_using(node, layers) for node in (*trainable, *changing)}
-    before, layers = layers, key_operations(module, layers, facts.values)
-    renamed = {old: new for name in layers for old, new in zip(before[name], layers[name], strict=True)}
-    values = {renamed.get(node, node): value for node, value in values.items()}
+    bound = bind(module)
+    before = {name: tuple(bound.get(node, node) for node in members) for name, members in layers.items()}
+    layers = key_operations(module, before, {bound.get(node, node): value for node, value in facts.values.items()})
+    keyed = {old: new for name in layers for old, new in zip(before[name], layers[name], strict=True)}
+
+    def now(node: Node) -> Node:
+        return keyed.get(bound.get(node, node), bound.get(node, node))
+
+    values = {now(node): value for node, value in values.items()}
+    free = frozenset(map(now, free))
     results = ("loss", *(step.metrics if training is not None else ()))
     return Captured(module, training is None, layers, lifted.parameters, lifted.buffers, lifted.inputs, results, values, free,
                     {name: where for name, where in uses.items() if len(where) > 1}, frozenset(names[node] for node in changing),

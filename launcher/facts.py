@@ -19,6 +19,8 @@ from torch.fx import GraphModule, Interpreter, Node
 from torch.fx.node import Argument, Target
 from torch.utils import _pytree as pytree
 
+from launcher.contexts import contexts_of, entered
+
 __all__ = ["Facts", "observe"]
 
 _RUNNING_STATISTICS = {torch.ops.aten.batch_norm.default: 5, torch.ops.aten.instance_norm.default: 5}  # argument: is training
@@ -77,7 +79,8 @@ class _Observer(Interpreter):
     def run_node(self, n: Node) -> Any:
         operands = [] if n.op == "placeholder" else _tensors([self.env[source] for source in n.all_input_nodes])
         before = [tensor._version for tensor in operands]
-        result = super().run_node(n)
+        with entered(contexts_of(n)):
+            result = super().run_node(n)
         written = {_storage(t) for t, version in zip(operands, before, strict=True) if t._version != version}
         declared = [self.env[source] for source in _updated_statistics(n) + _schema_writes(n)]
         written |= {_storage(tensor) for tensor in declared if isinstance(tensor, torch.Tensor)}

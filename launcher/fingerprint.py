@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
+from launcher.contexts import contexts_of
+
 __all__ = ["fingerprint"]
 
 
@@ -46,7 +48,8 @@ def _lines(module: GraphModule, names: Sequence[str], layer_of: Mapping[Node, st
         else:
             keywords = sorted((key, item) for key, item in node.kwargs.items() if key != "device")
             arguments = _text([list(node.args), [[key, item] for key, item in keywords]], numbers)
-            lines.append(f"{layer_of.get(node, '-')} {_target(node.target)} {arguments} {value}")
+            contexts = _text(contexts_of(node), numbers)
+            lines.append(f"{layer_of.get(node, '-')} {_target(node.target)} {arguments} {value} {contexts}")
     return lines
 
 

@@ -14,6 +14,7 @@ import torch
 from torch.export.graph_signature import InputKind
 from torch.fx import Graph, GraphModule, Node
 
+from launcher.contexts import dissolve
 from launcher.job import Job
 from planner.spec.errors import BadInput
 
@@ -81,9 +82,10 @@ def lift(job: Job, program: torch.export.ExportedProgram, step: torch.nn.Module,
             if node.op == "get_attr":
                 attributes[str(node.target)] = getattr(program.graph_module, str(node.target))
     module = GraphModule(attributes, graph)
+    dissolve(module)
     state = tuple(found[name] for name in (*parameters, *buffers))
     count = len(state) + len(inputs)
-    return Lifted(module, tuple(graph.nodes)[:count], state, parameters, buffers, tuple(inputs),
+    return Lifted(module, tuple(module.graph.nodes)[:count], state, parameters, buffers, tuple(inputs),
                   frozenset(name for name in buffers if id(found[name]) in frozen), aliases)
 
 

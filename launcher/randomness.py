@@ -24,6 +24,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from launcher import devices
+from launcher.contexts import Context, substitute, within
 
 __all__ = ["data_randomness", "is_random", "key_operations", "keyed", "seeded", "stable_hash"]
 
@@ -52,8 +53,9 @@ class keyed:
         _CURRENT.key = self._previous
 
 
-def seeded(key: int, strides: tuple[int, ...] | None, operation: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """``operation(*args, **kwargs)`` with generators seeded from ``key`` and the thread's (seed, microbatch).
+def seeded(key: int, strides: tuple[int, ...] | None, contexts: tuple[Context, ...], operation: Callable[..., Any],
+           *args: Any, **kwargs: Any) -> Any:
+    """``operation(*args, **kwargs)`` within ``contexts``, with generators seeded from ``key`` and the thread's (seed, microbatch).
 
     Random numbers fill a tensor in the order of its memory. A tensor that was received is contiguous
     where the uncut model has perhaps a transposed one, so the first operand is given ``strides`` first.
@@ -64,10 +66,10 @@ def seeded(key: int, strides: tuple[int, ...] | None, operation: Callable[..., A
         args = (laid_out.copy_(args[0]), *args[1:])
     current = getattr(_CURRENT, "key", None)
     if current is None:
-        return operation(*args, **kwargs)
+        return within(contexts, operation, *args, **kwargs)
     with _GENERATORS:
         devices.seed_generators(stable_hash("operation", *current, key))
-        return operation(*args, **kwargs)
+        return within(contexts, operation, *args, **kwargs)
 
 
 def is_random(node: Node, module: GraphModule) -> bool:
@@ -75,14 +77,14 @@ def is_random(node: Node, module: GraphModule) -> bool:
 
     A dropout with probability 0 or in evaluation does not.
     """
-    target = node.target
+    _, target, operands = _call(node)
     if isinstance(target, torch._ops.HigherOrderOperator):
         return any(is_random(inner, body) for body in _bodies(node, module) for inner in body.graph.nodes)
     if not isinstance(target, torch._ops.OpOverload) or torch.Tag.nondeterministic_seeded not in target.tags:
         return False
     declared = target._schema.arguments
     named = {argument.name: argument.default_value for argument in declared}
-    named |= dict(zip((argument.name for argument in declared), node.args, strict=False)) | dict(node.kwargs)
+    named |= dict(zip((argument.name for argument in declared), operands, strict=False)) | dict(node.kwargs)
     if named.get("train", True) is False or named.get("training", True) is False:
         return False
     probability = named.get("dropout_p", named.get("dropout", named.get("p") if "dropout" in str(target) else None))
@@ -109,22 +111,30 @@ def key_operations(module: GraphModule, layers: Mapping[str, Sequence[Node]],
 def _key(node: Node, module: GraphModule, layer: str, ordinals: Iterator[int], values: Mapping[Node, Any]) -> Node:
     if not is_random(node, module):
         return node
-    if isinstance(node.target, torch._ops.HigherOrderOperator):
+    contexts, target, operands = _call(node)
+    if isinstance(target, torch._ops.HigherOrderOperator):
         for body in _bodies(node, module):
             for inner in list(body.graph.nodes):
                 _key(inner, body, layer, ordinals, values)
             body.recompile()
         return node
     key = stable_hash("layer", layer, next(ordinals))
-    operand = values.get(node.args[0]) if node.args and isinstance(node.args[0], Node) else None
+    operand = values.get(operands[0]) if operands and isinstance(operands[0], Node) else None
     strides = operand.stride() if isinstance(operand, torch.Tensor) else None
     with module.graph.inserting_before(node):
-        arguments: Any = (key, strides, node.target, *node.args)
+        arguments: Any = (key, strides, contexts, target, *operands)
         made = module.graph.call_function(seeded, arguments, dict(node.kwargs))
     made.meta = dict(node.meta)
-    node.replace_all_uses_with(made)
-    module.graph.erase_node(node)
+    substitute(module, node, made)
     return made
+
+
+def _call(node: Node) -> tuple[tuple[Context, ...], Any, tuple[Any, ...]]:
+    """The contexts, operation and operands of a node, bound to its contexts or not."""
+    if node.target is within:
+        contexts, target, *operands = node.args
+        return contexts, target, tuple(operands)  # type: ignore[return-value]
+    return (), node.target, node.args
 
 
 def _bodies(node: Node, module: GraphModule) -> list[GraphModule]:

@@ -16,6 +16,7 @@ from launcher.data import MicrobatchSource
 from launcher.explain import explain
 from launcher.job import Job
 from launcher.load import load_job
+from launcher.profiling.check import check_capture
 from launcher.profiling.layered import LayeredStep, element_bytes
 from launcher.profiling.links import measure_link
 from launcher.profiling.measure import Times, measure_times
@@ -80,6 +81,10 @@ def _measure(job: Job, captured: Captured, reference: JobReference, device: Devi
     place = devices.torch_device()
     data = [tensor.to(place) for tensor in MicrobatchSource(job.train_data, job.microbatch_size, job.shuffle, seed).read(0)]
     state = job.model.state_dict(keep_vars=True)
+    report("checking the captured graph against the model", 0, 1)
+    with explain("the training step", None):
+        check_capture(job, captured, state, data, seed=seed)
+    report("checking the captured graph against the model", 1, 1)
     with explain("the training step", None):
         times = measure_times(job, captured, state, data, repeats=repeats, seed=seed,
                               on_repeat=lambda done, total: report("measuring layers", done, total))

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from launcher.capture import capture_training
 from launcher.data import MicrobatchSource
 from launcher.job import Job
+from launcher.profiling.check import check_capture
 from launcher.profiling.layered import LayeredStep
 from launcher.profiling.memory import LayerMemory, measure_memory
 from launcher.profiling.profile import edges_of, profile_job
@@ -192,3 +193,38 @@ def test_tied_weights_are_counted_once() -> None:
     owned = [name for layer in layered(job).layers for name in layer.owned]
     assert owned.count("tokens.weight") == 1 and "head.weight" not in owned
     assert sorted(owned) == sorted(name for name, _ in job.model.named_parameters())
+
+
+@pytest.mark.parametrize("name", sorted(ZOO))
+def test_every_model_of_the_zoo_passes_the_check_with_its_dropout(name: str) -> None:
+    job = ZOO[name]()
+    before = {key: value.clone() for key, value in job.model.state_dict().items()}
+    check(job)
+    assert all(torch.equal(before[key], value) for key, value in job.model.state_dict().items())
+
+
+def check(job: Job) -> None:
+    data = MicrobatchSource(job.train_data, job.microbatch_size, shuffle=False).read(0)
+    check_capture(job, capture_training(job), job.model.state_dict(keep_vars=True), data, seed=3)
+
+
+class _TwoFaced(nn.Module):
+    """Does something else while it is captured."""
+
+    def __init__(self, detach: bool) -> None:
+        super().__init__()
+        self.a, self.b, self.detach = nn.Linear(6, 6), nn.Linear(6, 3), detach
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.a(x)
+        if torch.compiler.is_exporting():
+            h = h.detach() if self.detach else h * 2
+        return self.b(h)
+
+
+def test_a_graph_that_differs_from_the_model_is_refused() -> None:
+    with pytest.raises(BadInput, match="computes the loss") as caught:
+        check(vector_job(_TwoFaced(detach=False)))
+    assert caught.value.hint and caught.value.code == "capture_differs"
+    with pytest.raises(BadInput, match=r"gives 'a.weight' a gradient of norm"):
+        check(vector_job(_TwoFaced(detach=True)))

@@ -19,7 +19,7 @@ from planner.spec.errors import Mismatch
 from tests.launcher.stages import run_stages
 from tests.launcher.zoo import ZOO
 
-RANDOM = {"convolutional", "gpt", "seq2seq", "attention"}
+RANDOM = {"convolutional", "gpt", "seq2seq", "attention", "contexts"}
 
 
 @functools.cache

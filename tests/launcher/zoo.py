@@ -293,7 +293,32 @@ def attention() -> Job:
     return token_job(_Attention())
 
 
+class _Contexts(nn.Module):
+    """A frozen encoder without gradients and a mixed-precision head: whole regions, which must be cut inside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 8), nn.ReLU(inplace=True), nn.Linear(8, 8))
+        self.a, self.b, self.c, self.head = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 3)
+        self.dropout = 0.25
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            h = self.encoder(x)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            h = self.b(self.a(h).relu_())
+            with torch.autocast("cpu", enabled=False):
+                h = self.c(h.float())
+            h = F.dropout(h.sin(), self.dropout, self.training)
+            h = self.head(h)
+        return h.float()
+
+
+def contexts() -> Job:
+    return vector_job(_Contexts())
+
+
 ZOO: dict[str, Callable[[], Job]] = {
     job.__name__: job for job in (mlp, convolutional, residual, gpt, gpt_tied, seq2seq, skips, own_loss, no_grad, integers, writes,
-                                  repeated, attention)
+                                  repeated, attention, contexts)
 }
