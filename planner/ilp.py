@@ -73,6 +73,7 @@ class _Program(NamedTuple):
 
 def _solve(problem: Problem, scenario: Scenario, candidates: Sequence[Candidate], time_us: float, pairings: Pairings,
            deadline: float | None, *, least: bool = False, any_solution: bool = False) -> Answer:
+    time_us = max(time_us, 1e-6)  # loads are measured in it; a model of no cost has T = 0
     if problem.topology.shared:
         for relaxed in (True, False) if problem.topology.interchangeable else (False,):
             arcs = network(problem, scenario, candidates, time_us, relaxed=relaxed)
@@ -112,7 +113,7 @@ def _solve_on(problem: Problem, scenario: Scenario, arcs: list[Arc], pairings: P
         if not stages:
             return Answer((), 0.0, status == "infeasible")
         found = evaluate(problem.chain, problem.topology, problem.policy, stages, scenario.batch_microbatches)
-        promised_us = max([c.cost_us for c, variable in built.chosen if (variable.value() or 0) > 0.5])
+        promised_us = max(c.cost_us for c, variable in built.chosen if (variable.value() or 0) > 0.5)
         if problem.topology.shared:
             promised_us = max(promised_us, built.program.objective.value() * time_us if least else time_us)
         if found.microbatch_us > promised_us * (1 + 10 * TOLERANCE) and problem.topology.shared:
