@@ -6,10 +6,15 @@ import os
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 ROOT = Path(__file__).resolve().parent.parent
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # tests that run together must not fight for cores
+
+
+settings.register_profile("pipedream", deadline=None)  # no test asserts a wall-clock time
+settings.load_profile("pipedream")
 
 
 @pytest.fixture(scope="session")
