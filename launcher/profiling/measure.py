@@ -85,16 +85,28 @@ def measure_times(job: Job, captured: Captured, state: Mapping[str, torch.Tensor
                 copy_laps.append(_copy_laps(owned, spare))
             optimizer.zero_grad(set_to_none=True)
         on_repeat(repeat + 1, total)
-    forward, backward = (list(zip(*(laps[part] for laps in layer_laps[WARM_UP:]), strict=True)) for part in (0, 1))
     steps = [statistics.median(column) for column in zip(*whole_laps[WARM_UP:], strict=True)]
-    updates = [statistics.median(column) for column in zip(*update_laps[WARM_UP:], strict=True)]
+    forward = _typical([_less(forward, call_us[0]) for forward, _ in layer_laps[WARM_UP:]])
+    backward = _typical([_less(backward, call_us[1]) for _, backward in layer_laps[WARM_UP:]])
     # one step over all parameters costs less than a step per layer: keep the shares, and the whole's sum
-    scale = steps[2] / sum(updates) if sum(updates) > 0 else 0.0
-    layers = [
-        LayerTimes(_less(f, call_us[0]), _less(b, call_us[1]), _spread(f), _spread(b), scale * update, statistics.median(copy))
-        for f, b, update, copy in zip(forward, backward, updates, zip(*copy_laps[WARM_UP:], strict=True), strict=True)
-    ]
+    update = _typical(update_laps[WARM_UP:], total_us=steps[2])
+    copy = _typical(copy_laps[WARM_UP:])
+    layers = [LayerTimes(f, b, f_spread, b_spread, u, c)
+              for (f, f_spread), (b, b_spread), (u, _), (c, _) in zip(forward, backward, update, copy, strict=True)]
     return Times(tuple(layers), Measured(*steps), optimizer)
+
+
+def _typical(laps: Sequence[Sequence[float]], total_us: float | None = None) -> list[tuple[float, float]]:
+    """(median, interquartile range) of each layer over the repeats, which ``laps`` has one row for each.
+
+    Medians do not add up: where a busy machine makes some of the times longer, the sum of the layers'
+    medians is not the median of their sums. All are scaled alike, so that it is (or is ``total_us``).
+    """
+    columns = list(zip(*laps, strict=True))
+    medians = [statistics.median(column) for column in columns]
+    wanted_us = statistics.median(map(sum, laps)) if total_us is None else total_us
+    scale = wanted_us / sum(medians) if sum(medians) > 0 else 0.0
+    return [(scale * middle, scale * _spread(column)) for middle, column in zip(medians, columns, strict=True)]
 
 
 class _WholeStep:
@@ -133,10 +145,9 @@ def _call_us(device: torch.device) -> tuple[float, float]:
     return statistics.median(times[::2]), statistics.median(times[1::2])
 
 
-def _less(times: Sequence[float], call_us: float) -> float:
-    """The median, without the call; never less than a tenth of it, since some of a small layer's time is its own."""
-    middle = statistics.median(times)
-    return max(middle - call_us, 0.1 * middle)
+def _less(times: Sequence[float], call_us: float) -> list[float]:
+    """Without the call; never less than a tenth, since some of a small layer's time is its own."""
+    return [max(time_us - call_us, 0.1 * time_us) for time_us in times]
 
 
 def _layered_laps(layered: LayeredStep) -> tuple[list[float], list[float]]:
