@@ -8,6 +8,7 @@ environment variable, the fork server's own output. What a caller sees is a retu
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import multiprocessing
 import multiprocessing.forkserver
@@ -113,10 +114,12 @@ def run_workers(
 def _run_workers(entry: Callable[[Any], None], task: Any, outputs: Sequence[tuple[Path, Path]], log: Path, stop_after_s: int) -> None:
     warm_up()
     before = set(multiprocessing.active_children())
+    known = {field.name for field in dataclasses.fields(LaunchConfig)}  # older versions of torch have fewer
+    newer: dict[str, Any] = {"signals_to_handle": "SIGTERM", "shutdown_timeout": stop_after_s}
     config = LaunchConfig(
         min_nodes=1, max_nodes=1, nproc_per_node=len(outputs), logs_specs=_Logs(log.parent, outputs), run_id=f"pipedream-{os.getpid()}",
         role="worker", rdzv_backend="c10d", rdzv_endpoint="localhost:0", rdzv_configs={"timeout": 60}, max_restarts=0, monitor_interval=0.1,
-        start_method="forkserver", local_addr="127.0.0.1", signals_to_handle="SIGTERM", shutdown_timeout=stop_after_s,
+        start_method="forkserver", local_addr="127.0.0.1", **{name: value for name, value in newer.items() if name in known},
     )
     try:
         with _engine_log(log), _without_main(), _signals(before) as received:

@@ -80,6 +80,7 @@ class Recorder(Observer):
     _totals_ns: dict[str, int] = field(default_factory=dict)
     _intervals: int = 0
     _intervals_ns: int = 0
+    _after_evaluation: bool = False
 
     def __post_init__(self) -> None:
         steady = steady_batches(self.pipeline)
@@ -100,6 +101,8 @@ class Recorder(Observer):
     def spent(self, op: Op, category: str, start_ns: int, end_ns: int) -> None:
         if end_ns - start_ns >= 1000:  # a wait that was none is no span
             self._spans.append((op, category, start_ns, end_ns))
+        if self._after_evaluation:
+            return
         if op.index in (self._steady if op.kind == "U" else self._steady_microbatches) and op.kind != "E":
             self._counts[category] = self._counts.get(category, 0) + 1
             self._totals_ns[category] = self._totals_ns.get(category, 0) + end_ns - start_ns
@@ -110,6 +113,7 @@ class Recorder(Observer):
             self._intervals += 1
             self._intervals_ns += now - self._recent[-1]
         self._recent.append(now)
+        self._after_evaluation = self.pipeline.evaluates_after(batch)  # until the next update the stages wait for one another to end it
         if self._file is not None and loss is not None:
             samples = self.pipeline.batch_microbatches * self.microbatch_size
             recent_s = (now - self._recent[0]) / 1e9
