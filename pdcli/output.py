@@ -10,16 +10,14 @@ import io
 import json
 import os
 import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, TextIO
 
-__all__ = ["Output", "Progress", "claimed_stdout", "plain"]
+from pdcli.progress import Progress, bars, lines
+
+__all__ = ["Output", "claimed_stdout", "plain"]
 
 WIDTH = 100
-LINE_EVERY_S = 10.0  # between two lines of progress in a log
-
-Progress = Callable[[str, int, int], None]  # (what, done, total)
 
 
 @contextlib.contextmanager
@@ -123,29 +121,12 @@ class Output:
 
     @contextlib.contextmanager
     def progress(self) -> Iterator[Progress]:
-        """A function to call with (what, done, total): a bar on a terminal, lines every few seconds in a log.
-
-        ``total`` 0 is work of unknown length. What follows two spaces in ``what`` is detail that changes.
-        """
+        """A function to call with (what, done, total): see :mod:`pdcli.progress`."""
         if plain(sys.stderr):
-            yield _lines()
-            return
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-        columns = (TextColumn("{task.description}"), BarColumn(bar_width=30), MofNCompleteColumn(), TimeRemainingColumn())
-        with Progress(*columns, console=self._console(sys.stderr), redirect_stdout=False, redirect_stderr=False) as bars:
-            tasks: dict[str, Any] = {}
-
-            def update(what: str, done: int, total: int) -> None:
-                key = what.partition("  ")[0]
-                for other, task in tasks.items():
-                    if other != key and bars.tasks[task].total is None:
-                        bars.update(task, visible=False)  # it has ended, at an unknown length
-                if key not in tasks:
-                    tasks[key] = bars.add_task(what, total=total or None)
-                bars.update(tasks[key], description=what, completed=done, total=total or None, visible=True)
-
-            yield update
+            yield lines()
+        else:
+            with bars(self._console(sys.stderr)) as update:
+                yield update
 
     @staticmethod
     def _console(stream: TextIO) -> Any:
@@ -154,23 +135,3 @@ class Output:
         console = Console(file=stream, markup=False, highlight=False, emoji=False, force_terminal=not plain(stream))
         console.width = WIDTH if plain(stream) else min(console.width, WIDTH)
         return console
-
-
-def _lines() -> Progress:
-    """Progress as lines in a log: a new phase, its end, and in between at most one every few seconds."""
-    phase, printed_at_s, complete = "", 0.0, False
-
-    def update(what: str, done: int, total: int) -> None:
-        nonlocal phase, printed_at_s, complete
-        key = what.partition("  ")[0]
-        now_s = time.monotonic()
-        if key != phase:
-            phase, complete = key, False
-        elif complete or (now_s - printed_at_s < LINE_EVERY_S and not 0 < total <= done):
-            return
-        printed_at_s, complete = now_s, 0 < total <= done
-        count = f" {done}/{total}" if total else ""
-        sys.stderr.write(f"{key}{count}{what[len(key):]}\n")
-        sys.stderr.flush()
-
-    return update

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -59,7 +59,7 @@ def command(out: Output, plan: str, job: str | None, settings: tuple[str, ...], 
         wanted = TrainSettings(run_directory=directory.path, updates=steps, epochs=epochs if steps or epochs else 1, seed=seed,
                                evaluate_every=evaluate_every, threads=threads, oversubscribe=oversubscribe, timeout_s=timeout)
         with out.progress() as update:
-            summary = train(document, reference, wanted, on_progress=lambda progress: update(*describe(progress)))
+            summary = train(document, reference, wanted, on_progress=reporter(update))
     show(out, document, summary)
     left_out = read_document(RunSettings, directory.settings).left_out_microbatches
     if left_out:
@@ -131,16 +131,22 @@ def _next_free(parent: Path, name: str) -> Path:
             number += 1
 
 
-def describe(progress: Progress) -> tuple[str, int, int]:
-    """A progress report as (what, done, total) for :meth:`pdcli.output.Output.progress`."""
-    if progress.phase != "training":
-        return progress.phase, 0, 0
-    extra = ""
-    if progress.train_loss is not None:
-        extra += f"  loss {progress.train_loss:.4f}"
-    if progress.samples_per_s:
-        extra += f"  {progress.samples_per_s:.1f} samples/s"
-    return progress.phase + extra, progress.update, progress.updates
+def reporter(update: Callable[[str, int, int], None]) -> Callable[[Progress], None]:
+    """Hands the launcher's reports to :meth:`pdcli.output.Output.progress`: training has a length, other phases have none."""
+    shown = 0
+
+    def report(progress: Progress) -> None:
+        nonlocal shown
+        training = progress.phase == "training"
+        if training or progress.update > shown:  # the last updates may be reported with the next phase
+            shown = progress.update
+            loss = "" if progress.train_loss is None else f"  loss {progress.train_loss:.4f}"
+            speed = f"  {progress.samples_per_s:.1f} samples/s" if progress.samples_per_s else ""
+            update("training" + loss + speed, progress.update, progress.updates)
+        if not training:
+            update(progress.phase, 0, 0)
+
+    return report
 
 
 def facts(plan: Plan, summary: Summary, directory: RunDirectory) -> dict[str, Any]:

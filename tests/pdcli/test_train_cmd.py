@@ -49,7 +49,7 @@ class Launcher(types.ModuleType):
         print("the job prints")
         on_progress(Progress("starting workers", 0, 0))
         on_progress(Progress("training", 1, 2, 3.0, 100.0))
-        on_progress(Progress("training", 2, 2, 2.5, 120.0))
+        on_progress(Progress("saving", 2, 2, 2.5, 120.0))
         if isinstance(self.outcome, BaseException):
             raise self.outcome
         run = RunSettings(reference, "d" * 64, 300, settings["epochs"], self.left_out, 0, 0, 1, False, 300.0)
@@ -120,7 +120,7 @@ def test_results_are_on_stdout_and_everything_else_on_stderr(run: Run, launcher:
     assert max(len(line) for line in result.stdout.splitlines()) <= 100
     assert "the job prints" in result.stderr
     assert "training 1/2  loss 3.0000  100.0 samples/s" in result.stderr
-    assert "training 2/2  loss 2.5000  120.0 samples/s" in result.stderr
+    assert "training 2/2  loss 2.5000  120.0 samples/s\nsaving\n" in result.stderr
     assert "next: " in result.stderr and "runs/job-1/weights.pt" in result.stderr
 
 
