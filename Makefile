@@ -35,7 +35,7 @@ demo: $(READY) ## profile, plan and train a small language model with two worker
 	@mkdir -p "$(OUT)"
 	$(PIPEDREAM) profile examples/bytes_gpt.py --threads 1 -o "$(OUT)/profile.json"
 	$(PIPEDREAM) plan "$(OUT)/profile.json" --cluster local --devices 2 --stages 2 -o "$(OUT)/plan.json"
-	$(PIPEDREAM) train "$(OUT)/plan.json" --steps $(STEPS) --run-dir "$$(mktemp -d "$(OUT)/run-XXXXXX")" --oversubscribe
+	$(PIPEDREAM) train "$(OUT)/plan.json" --steps $(STEPS) --threads 1
 
 test: $(READY) ## run the tests
 	"$(BIN)/python" -m pytest
