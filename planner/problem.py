@@ -85,8 +85,11 @@ def default_batch(policy: Policy, replicas: tuple[int, ...]) -> int:
     return multiple if policy != "2bw" else -(-sum(replicas) // multiple) * multiple
 
 
-def scenarios(problem: Problem) -> list[Scenario]:
-    """Every scenario of the problem: each plan it may return belongs to at least one, at its true cost."""
+def scenarios(problem: Problem, *, memory_matters: bool = True) -> list[Scenario]:
+    """Every scenario of the problem: each plan it may return belongs to at least one, at its true cost.
+
+    Unless ``memory_matters``, plans of ``vertical`` are not told apart by their weight versions.
+    """
     n, given = problem.max_devices, problem.batch_microbatches
     found: list[Scenario] = []
     if given is not None:
@@ -100,7 +103,7 @@ def scenarios(problem: Problem) -> list[Scenario]:
                 continue
             for batch in range(multiple, n + multiple, multiple):
                 found.append(Scenario(batch, multiple, True, batch - multiple + 1, min(n, batch)))
-    if problem.policy == "vertical" and any(place.device_type.memory_bytes is not None for place in problem.topology.places):
+    if problem.policy == "vertical" and memory_matters:
         return [narrower for scenario in found for narrower in _by_versions(scenario)]
     return found
 

@@ -13,6 +13,7 @@ answer is bracketed from there in growing steps, bisected, and the links are ask
 from __future__ import annotations
 
 import math
+import time
 from collections import defaultdict
 from dataclasses import dataclass, field
 
@@ -23,6 +24,7 @@ from planner.cost import Stage, evaluate
 from planner.heuristic import good_plans
 from planner.ilp import Answer, any_plan, fewest_devices, least_load
 from planner.problem import Problem, scenarios
+from planner.spec.errors import Infeasible
 from planner.topology import Allocation
 
 __all__ = ["Found", "search"]
@@ -48,23 +50,31 @@ def search(problem: Problem, *, deadline: float | None = None) -> Found | None:
     """The fastest plan; of equally fast ones, one with the fewest devices. None when no plan fits.
 
     ``deadline`` is a :func:`time.monotonic`; the best plan found until then is returned.
+
+    Raises:
+        Infeasible: code ``time_limit``; no plan was found until then, though there may be one.
     """
     state = _Search(problem, deadline)
     # Long batches first: they divide the once-a-batch costs, so they soon give a time to prune the others with.
-    order = sorted(scenarios(problem), key=lambda s: (-s.batch_microbatches, s.multiple, s.vertical_versions or 0))
+    limited = any(place.device_type.memory_bytes is not None for place in problem.topology.places)
+    order = sorted(scenarios(problem, memory_matters=limited), key=lambda s: (-s.batch_microbatches, s.multiple, s.vertical_versions or 0))
     bounds = [Bound(problem, scenario, state.sites) for scenario in order]
     promising = bounds
-    if len(problem.topology.places) > 1:  # on one place the position-free bound is the answer already
+    if len(problem.topology.places) > 1 or deadline is not None:  # on one place the position-free bound is the answer already
         by_bound = []
         for index, bound in enumerate(bounds):
             if (lowest_us := bound.lowest_us(state.best.microbatch_us * (1 - EQUAL))) is not None:
-                state.try_good_plans(bound)
+                if state.best_batch == 0 or not state.late:
+                    state.try_good_plans(bound)
                 by_bound.append((lowest_us, index))
         promising = [bounds[index] for _, index in sorted(by_bound)]
     for bound in promising:
         state.visit(bound)
     for bound in sorted(bounds, key=lambda bound: bound.scenario.batch_microbatches != state.best_batch):
         state.prefer_fewer_devices(bound)
+    if not state.best.stages and not state.in_time:
+        raise Infeasible("no plan was found within the time limit, though there may be one", hint="give a longer --time-limit",
+                         code="time_limit")
     if not state.best.stages:
         return None
     return Found(state.best.stages, state.best_batch, state.best.microbatch_us, min(state.bound_us, state.best.microbatch_us),
@@ -89,6 +99,10 @@ class _Search:
         self.allocations: dict[int, list[Allocation]] = defaultdict(list)
         for allocation in found:
             self.allocations[sum(allocation)].append(allocation)
+
+    @property
+    def late(self) -> bool:
+        return self.deadline is not None and time.monotonic() > self.deadline
 
     def try_good_plans(self, bound: Bound) -> None:
         """Start from the best plan that :mod:`planner.heuristic` finds."""

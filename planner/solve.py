@@ -18,7 +18,7 @@ from planner.spec.plan import LinkPrediction, Plan, Policy, Prediction, SolverRe
 from planner.spec.profile import Profile
 from planner.topology import Topology
 
-__all__ = ["PlanOptions", "make_plan", "problem_of"]
+__all__ = ["PlanOptions", "assign_devices", "make_plan", "problem_of"]
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ def make_plan(profile: Profile, cluster: Cluster, options: PlanOptions, *, comma
     if found is None:
         raise explain_infeasible(problem)
     result = evaluate(chain, topology, options.policy, found.stages, found.batch_microbatches)
-    devices = _devices(topology, found.stages)
+    devices = assign_devices(topology, found.stages)
     return Plan(
         command=command,
         model=profile.model,
@@ -101,7 +101,7 @@ def _option(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def _devices(topology: Topology, stages: tuple[Stage, ...]) -> list[tuple[str, ...]]:
+def assign_devices(topology: Topology, stages: tuple[Stage, ...]) -> list[tuple[str, ...]]:
     """The devices of each stage's replicas: the next free ones of the places that the order of replicas names."""
     free = [0] * len(topology.places)
     named = []
