@@ -25,6 +25,7 @@ import torch.distributed as dist
 from launcher import devices
 from launcher.failure import record_failure
 from launcher.load import load_job
+from launcher.memory import PeakMemory
 from launcher.randomness import keyed
 from launcher.recorder import Measurements, Recorder
 from launcher.runtime.channel import PeerLost, Worker, workers
@@ -69,6 +70,7 @@ def _train(task: Task, rank: int, worker: Worker, board: StatusBoard) -> None:
     parameters, buffers = stage_state(assignment, job.model)
     optimizer = job.optimizer
     del job  # the other stages' weights
+    memory = PeakMemory([*parameters.values(), *buffers.values()])
 
     board.set(rank, "preparing", "connecting")
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if platform.system() == "Darwin" else "lo")
@@ -83,7 +85,7 @@ def _train(task: Task, rank: int, worker: Worker, board: StatusBoard) -> None:
     stage = StageWorker(assignment, parameters, buffers, optimizer, transport, recorder, keyed=lambda m: keyed(settings.seed, m))
     stage.run()
 
-    measurements = recorder.finish(devices.peak_memory_bytes())
+    measurements = recorder.finish(memory.read_bytes())
     board.set(rank, "preparing", "saving")
     final_buffers = stage.final_buffers()
     if worker.replica == 0:

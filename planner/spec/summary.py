@@ -15,6 +15,8 @@ class StageMeasurement:
     ``forward_us`` and ``backward_us`` are per microbatch the replica ran, ``update_us`` and
     ``allreduce_us`` per update. ``microbatch_us`` puts them together per microbatch of the whole
     pipeline, as the plan's prediction does. ``idle_share`` is the share of time spent waiting.
+    ``peak_memory_bytes`` is the most that training held on one replica; on a CPU without what the
+    process held before training began.
     """
 
     forward_us: float

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from tests.launcher.simulation import OptimizerFactory, Setup, simulate
 from torch import nn
 
 from launcher.program import StageProgram, Value
@@ -16,6 +15,7 @@ from launcher.runtime.channel import Worker, workers
 from launcher.runtime.local import LocalTransport
 from launcher.runtime.worker import Assignment, StageWorker
 from planner.spec.schedule import Pipeline, default_in_flight, validate
+from tests.launcher.simulation import OptimizerFactory, Setup, simulate
 
 WIDTH, SAMPLES, LAYERS = 6, 3, 5
 
@@ -107,7 +107,7 @@ class Data:
             yield tuple(tensors[position] for position in positions)
 
 
-CUTS = {1: [5], 2: [1, 4], 3: [1, 2, 2], 4: [1, 1, 1, 2]}
+CUTS = {1: [5], 2: [3, 2], 3: [1, 2, 2], 4: [2, 1, 1, 1]}
 
 
 def layers_of(stages: int) -> list[range]:
