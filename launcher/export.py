@@ -22,6 +22,8 @@ from planner.spec.errors import BadInput
 
 __all__ = ["export"]
 
+_REGISTERED = "GeneratedBackwardFor"  # the backward of a torch.library operation, which stays in the graph as one operation
+
 
 def export(step: Step, tensors: Sequence[torch.Tensor], *, training: bool) -> torch.export.ExportedProgram:
     """``step`` as a flat graph of ATen operations, in training or evaluation mode; ``step`` stays as it is.
@@ -57,7 +59,11 @@ def _quiet() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _gradients_guarded() -> Iterator[None]:
-    def apply(cls: type[torch.autograd.Function], *args: Any, **kwargs: Any) -> NoReturn:
+    original = torch.autograd.Function.__dict__["apply"].__func__
+
+    def apply(cls: type[torch.autograd.Function], *args: Any, **kwargs: Any) -> Any:
+        if cls.__name__.startswith(_REGISTERED):
+            return original(cls, *args, **kwargs)
         raise LostGradient(f"it calls the autograd function {cls.__name__}, whose own backward would be lost",
                            "write it with ordinary operations (`x + (f(x) - x).detach()` passes a gradient straight through), "
                            "or as a torch.library.custom_op with register_autograd; for torch.utils.checkpoint use use_reentrant=False")

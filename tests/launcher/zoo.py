@@ -318,7 +318,38 @@ def contexts() -> Job:
     return vector_job(_Contexts())
 
 
+@torch.library.custom_op("pipedream_tests::shrink", mutates_args=())
+def shrink(x: Tensor, by: float) -> Tensor:
+    return x / by
+
+
+@shrink.register_fake
+def _(x: Tensor, by: float) -> Tensor:
+    return torch.empty_like(x)
+
+
+def _keep_factor(ctx: Any, inputs: Any, output: Tensor) -> None:
+    ctx.by = inputs[1]
+
+
+# not the true derivative: a gradient that only the operation's own backward can give
+shrink.register_autograd(lambda ctx, gradient: (gradient * ctx.by, None), setup_context=_keep_factor)
+
+
+class _OwnOperation(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(6, 6), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(shrink(self.a(x), 3.0))
+
+
+def own_operation() -> Job:
+    return vector_job(_OwnOperation())
+
+
 ZOO: dict[str, Callable[[], Job]] = {
     job.__name__: job for job in (mlp, convolutional, residual, gpt, gpt_tied, seq2seq, skips, own_loss, no_grad, integers, writes,
-                                  repeated, attention, contexts)
+                                  repeated, attention, contexts, own_operation)
 }
