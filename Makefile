@@ -65,12 +65,12 @@ $(VENV)/.torch-wanted: FORCE
 
 $(VENV)/.torch-installed: $(VENV)/.torch-wanted
 	@echo "installing $(TORCH)"
-	@$(PIP) install --quiet $(TORCH) 2> "$(VENV)/torch-install.log" || $(PIP) install --quiet $(TORCH) --index-url $(TORCH_INDEX) || \
+	@$(PIP) install -qq $(TORCH) 2> "$(VENV)/torch-install.log" || $(PIP) install --quiet $(TORCH) --index-url $(TORCH_INDEX) || \
 	  { cat "$(VENV)/torch-install.log" >&2; echo 'error: cannot install $(TORCH)' >&2; \
 	    echo 'hint: choose a torch for this machine, for example: make demo TORCH=torch' >&2; exit 1; }
 	@touch "$@"
 
 $(READY): $(VENV)/.torch-installed setup.cfg pyproject.toml
 	@echo "installing pipedream and its tools"
-	@$(PIP) install --quiet --editable ".[examples,dev]"
+	@$(PIP) install -qq --editable ".[examples,dev]"
 	@touch "$@"
