@@ -37,6 +37,11 @@ def test_torch_attention_is_one_layer_of_its_own() -> None:
     assert [name for name in layers("attention") if "self_attn" in name] == ["encoder.layers.0.self_attn", "encoder.layers.1.self_attn"]
 
 
+def test_attention_takes_its_own_transposes_from_the_layer_before() -> None:
+    captured = capture_training(ZOO["attention"]())
+    assert [str(node.target) for node in captured.layers["embed"]] == ["aten.embedding.default"]
+
+
 def test_what_layers_share_is_found_by_identity() -> None:
     tied = capture_training(ZOO["gpt_tied"]())
     assert tied.tied == {"tokens.weight": ("tokens", "head")}

@@ -61,7 +61,7 @@ def job(a: int, b: float = 1.0, c: bool = False, d: str = "x", e=3, f: "int | No
     assert load_job(JobReference(path, settings)).microbatch_size == 2
 
 
-def test_every_load_with_a_seed_builds_the_same_weights(tmp_path: Path) -> None:
+def test_every_load_with_a_seed_builds_the_same_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write(tmp_path, "def job(): return make()\n")
 
     def weights(seed: int) -> torch.Tensor:
@@ -70,6 +70,10 @@ def test_every_load_with_a_seed_builds_the_same_weights(tmp_path: Path) -> None:
 
     assert torch.equal(weights(4), weights(4))
     assert not torch.equal(weights(4), weights(5))
+    path = write(tmp_path, "torch.rand(3)\ndef job(): return make()\n", name="draws_when_imported.py")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    path = "draws_when_imported:job"  # imported once, so it draws before the first factory call only
+    assert torch.equal(weights(4), weights(4))
 
 
 def test_what_the_job_prints_is_not_on_stdout(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -239,6 +239,7 @@ class _Writes(nn.Module):
         self.act = nn.LeakyReLU(0.1, inplace=True)
 
     def forward(self, x: Tensor) -> Tensor:
+        x[:, 1] = 0.25
         x.mul_(0.5)
         h = self.a(x)
         skip = h.view(-1, 2, 3)
@@ -318,6 +319,22 @@ def contexts() -> Job:
     return vector_job(_Contexts())
 
 
+class _NormalisedData(nn.Module):
+    """Statistics of the data itself, without parameters: constant in evaluation, yet updated in training."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.a, self.b = nn.BatchNorm1d(6, affine=False), nn.Linear(6, 6), nn.Linear(12, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norm(x)
+        return self.b(torch.cat([self.a(x).tanh(), x], 1))
+
+
+def normalised_data() -> Job:
+    return vector_job(_NormalisedData())
+
+
 @torch.library.custom_op("pipedream_tests::shrink", mutates_args=())
 def shrink(x: Tensor, by: float) -> Tensor:
     return x / by
@@ -351,5 +368,5 @@ def own_operation() -> Job:
 
 ZOO: dict[str, Callable[[], Job]] = {
     job.__name__: job for job in (mlp, convolutional, residual, gpt, gpt_tied, seq2seq, skips, own_loss, no_grad, integers, writes,
-                                  repeated, attention, contexts, own_operation)
+                                  repeated, attention, contexts, own_operation, normalised_data)
 }
