@@ -240,7 +240,6 @@ class _Writes(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x[:, 1] = 0.25
-        x.mul_(0.5)
         h = self.a(x)
         skip = h.view(-1, 2, 3)
         h = self.act(h)
