@@ -1,20 +1,17 @@
 """Starting and stopping worker processes with torch.distributed.elastic, which spawns, watches and ends them.
 
-Everything torch's engine would do to its surroundings is kept in here: signal handlers, log lines, an
-environment variable, the fork server's own output. What a caller sees is a return, a
-:class:`WorkersFailed`, or a :class:`Stopped`.
+What a caller sees is a return, a :class:`WorkersFailed`, or a :class:`Stopped`; signal handlers, log
+lines and the environment are as before.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import logging
 import multiprocessing
 import multiprocessing.forkserver
 import os
 import signal
-import sys
 import tempfile
 import threading
 import types
@@ -26,6 +23,7 @@ from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs, Signa
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, launch_agent
 
+from launcher.surroundings import interrupts_ignored, standard_output_to, torch_log_to, without_main
 from planner.spec.errors import BadInput
 
 __all__ = ["Stopped", "WorkersFailed", "run_workers", "warm_up"]
@@ -86,7 +84,7 @@ def warm_up() -> None:
     if _server_output is None:
         _server_output = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the server
     multiprocessing.get_context("forkserver").set_forkserver_preload(_PRELOAD)
-    with _ignored_interrupts(), _standard_output_to(_server_output):
+    with interrupts_ignored(), standard_output_to(_server_output):
         multiprocessing.forkserver.ensure_running()
 
 
@@ -122,7 +120,7 @@ def _run_workers(entry: Callable[[Any], None], task: Any, outputs: Sequence[tupl
         start_method="forkserver", local_addr="127.0.0.1", **{name: value for name, value in newer.items() if name in known},
     )
     try:
-        with _engine_log(log), _without_main(), _signals(before) as received:
+        with torch_log_to(log), without_main(), _signals(before) as received:
             try:
                 launch_agent(config, entry, [task])
             except SignalException as error:
@@ -169,70 +167,6 @@ def _signals(others: Collection[Any]) -> Iterator[list[int]]:
             os.environ.pop("TORCHELASTIC_SIGNALS_TO_HANDLE", None)
         else:
             os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = environment
-
-
-@contextlib.contextmanager
-def _engine_log(path: Path) -> Iterator[None]:
-    """Send torch's log lines to ``path``; a user's terminal shows only what we say."""
-    with path.open("a", encoding="utf-8") as file:
-        changed: dict[logging.StreamHandler[Any], Any] = {}  # loggers share handlers
-        for name in list(logging.root.manager.loggerDict):
-            if name.partition(".")[0] != "torch":
-                continue
-            for handler in logging.getLogger(name).handlers:
-                if type(handler) is logging.StreamHandler and handler not in changed:
-                    changed[handler] = handler.setStream(file)
-        own = logging.StreamHandler(file)
-        torch_logger = logging.getLogger("torch")
-        if not torch_logger.handlers:
-            torch_logger.addHandler(own)
-        try:
-            yield
-        finally:
-            torch_logger.removeHandler(own)
-            for handler, stream in changed.items():
-                handler.setStream(stream)
-
-
-@contextlib.contextmanager
-def _without_main() -> Iterator[None]:
-    """Hide ``__main__`` from the processes started, which would otherwise run the caller's script again.
-
-    A worker needs nothing from it: its entry and its task are found by their modules' names.
-    """
-    main = sys.modules["__main__"]
-    sys.modules["__main__"] = types.ModuleType("__main__")
-    try:
-        yield
-    finally:
-        sys.modules["__main__"] = main
-
-
-@contextlib.contextmanager
-def _ignored_interrupts() -> Iterator[None]:
-    """Ignore Ctrl-C here for a moment, and in a process started meanwhile for good."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, previous)
-
-
-@contextlib.contextmanager
-def _standard_output_to(file: IO[bytes]) -> Iterator[None]:
-    """Point file descriptors 1 and 2 to ``file`` while a process is started."""
-    saved = [os.dup(descriptor) for descriptor in (1, 2)]
-    try:
-        for descriptor in (1, 2):
-            os.dup2(file.fileno(), descriptor)
-        yield
-    finally:
-        for descriptor, copy in zip((1, 2), saved, strict=True):
-            os.dup2(copy, descriptor)
-            os.close(copy)
 
 
 def _end(processes: set[Any]) -> None:

@@ -116,7 +116,7 @@ def _ended(directory: RunDirectory, worker: Worker, rank: int, slot: Slot, code:
             signal_name = signal.Signals(-code).name
         except ValueError:
             signal_name = f"signal {-code}"
-        memory = "; the system does that when memory runs out" if signal_name == "SIGKILL" else ""
+        memory = "; the system kills a process like this when memory runs out" if signal_name == "SIGKILL" else ""
         return WorkerFailure(f"{name} was killed by {signal_name} {doing}", hint=f"its log is {log}{memory}")
     return WorkerFailure(f"{name} exited with code {code} {doing}", hint=f"its log is {log}")
 

@@ -46,6 +46,8 @@ def work(task: Task) -> None:
     worker = workers(task.plan.replicas)[rank]
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _follow_parent()
+    if platform.system() == "Linux":  # loader processes: the fork server does not know the job's own classes
+        multiprocessing.set_start_method("fork", force=True)
     board = StatusBoard(task.directory.status, task.plan.worker_count)
     try:
         _train(task, rank, worker, board)

@@ -25,7 +25,7 @@ PIPELINES = [((1, 1), 1), ((2, 1), 2), ((1, 1, 1), 1), ((1, 2, 1), 4), ((1, 1, 1
 @pytest.mark.parametrize("optimizer", ["momentum", "adam"])
 @pytest.mark.parametrize(("replicas", "batch"), PIPELINES, ids=lambda value: str(value).strip("(,)").replace(", ", "-"))
 def test_parameters_after_ten_updates(tmp_path: Path, replicas: tuple[int, ...], batch: int, optimizer: str) -> None:
-    reference = JobReference(write_job(tmp_path), {"optimizer_name": optimizer, "evaluation": 10})
+    reference = JobReference(write_job(tmp_path), {"optimizer_name": optimizer, "evaluation": 10, "loaders": int(replicas == (2, 1))})
     captured = capture(reference)
     plan = make_plan(reference, replicas, captured=captured, batch=batch)
     seen: list[Progress] = []
