@@ -44,7 +44,7 @@ class Run(threading.Thread):
 
     def failure(self) -> WorkerFailure:
         """The error the run ended with, after checking that its workers are gone."""
-        self.join(90)
+        self.join(150)
         assert not self.is_alive()
         assert isinstance(self.error, WorkerFailure), self.error
         pids = [slot.pid for slot in StatusBoard(self.directory.status, 2).all()]

@@ -54,7 +54,7 @@ class Run:
         with contextlib.suppress(psutil.NoSuchProcess):
             self.family.update(psutil.Process(self.process.pid).children(recursive=True))
 
-    def wait_for(self, condition: Callable[[], bool], timeout_s: float = 90) -> None:
+    def wait_for(self, condition: Callable[[], bool], timeout_s: float = 150) -> None:
         end = time.monotonic() + timeout_s
         while not condition():
             self.look()
@@ -67,7 +67,7 @@ class Run:
         self.wait_for(lambda: metrics.exists() and metrics.read_text().count("\n") >= 3)
         self.look()
 
-    def end(self, timeout_s: float = 60) -> dict[str, Any]:
+    def end(self, timeout_s: float = 120) -> dict[str, Any]:
         """Wait for the run's end, check that nothing is left of it, and return its result."""
         end = time.monotonic() + timeout_s
         while self.process.poll() is None:
