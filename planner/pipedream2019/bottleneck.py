@@ -1,0 +1,97 @@
+"""The smallest time T for which a path of stages, each of cost <= T, takes no more units than there are.
+
+T is bisected. Each question is answered by the dynamic program of :mod:`planner.pipedream2019.paths`,
+and the two answers that decide, the last yes and the last no, by the linear program of
+:mod:`planner.path_program` as well: its columns are those through which a path with the fewest units and
+stages runs, by the dynamic program, which is all that its optimum can use.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from planner.path_program import Column, cheapest_path
+from planner.pipedream2019.paths import Step, fewest_from, fewest_path, fewest_to
+from planner.pipedream2019.stages import IMPOSSIBLE, Stages
+from planner.spec.errors import PipedreamError
+
+__all__ = ["EQUAL", "Bottleneck", "least_time", "path_cost_us"]
+
+EQUAL = 1e-9  # relative difference below which two times are one
+_CLOSE = 1e-3  # once the bracket is this narrow, the best found is tried as the answer
+
+
+class Bottleneck(NamedTuple):
+    """The best path, its largest cost, and a time that none is below."""
+
+    steps: tuple[Step, ...]
+    time_us: float
+    bound_us: float
+
+
+def path_cost_us(stages: Stages, steps: tuple[Step, ...]) -> float:
+    """The largest cost of a path's stages."""
+    units = np.zeros(len(stages.first), dtype=np.int64)
+    chosen = [int(np.flatnonzero((stages.first == s.first) & (stages.last == s.last))[0]) for s in steps]
+    units[chosen] = [s.units for s in steps]
+    return max(float(stages.cost_us(np.maximum(units, 1))[index]) for index in chosen)
+
+
+def least_time(stages: Stages, start: int, end: int, most_units: int, most_replicas: int, *,
+               at_most_us: float = np.inf) -> Bottleneck | None:
+    """The smallest bottleneck of a path from ``start`` to ``end`` on ``most_units``; None when there is none below ``at_most_us``."""
+    whole = np.flatnonzero((stages.first == start) & (stages.last == end))
+    best: tuple[Step, ...] = ()
+    low_us = 0.0  # nothing is faster
+    if len(whole):
+        alone = [float(stages.cost_us(m)[whole[0]]) for m in range(1, min(most_units, most_replicas) + 1)]
+        best, high_us = (Step(start, end, int(np.argmin(alone)) + 1),), min(alone)
+    else:
+        high_us = float(stages.cost_us(1).max(initial=0.0)) * (1 + EQUAL)
+    if high_us > at_most_us:
+        best, high_us = (), at_most_us
+    found = _try(stages, start, end, most_units, most_replicas, high_us)
+    if not found:
+        return None
+    if path_cost_us(stages, found) < high_us or not best:
+        best, high_us = found, path_cost_us(stages, found)
+    tried = False
+    while high_us > low_us * (1 + EQUAL) and high_us > 0:
+        last_call = not tried and high_us <= low_us * (1 + _CLOSE)
+        middle_us = high_us * (1 - EQUAL / 2) if last_call else (low_us + high_us) / 2
+        found = _try(stages, start, end, most_units, most_replicas, middle_us)
+        tried = last_call
+        if found:
+            best, high_us = found, path_cost_us(stages, found)
+        else:
+            low_us = middle_us
+    return _decided(stages, start, end, most_units, most_replicas, best, high_us, low_us)
+
+
+def _try(stages: Stages, start: int, end: int, most_units: int, most_replicas: int, time_us: float) -> tuple[Step, ...]:
+    path = fewest_path(stages, stages.units(time_us, min(most_units, most_replicas)), start, end)
+    return path if sum(step.units for step in path) <= most_units else ()
+
+
+def _decided(stages: Stages, start: int, end: int, most_units: int, most_replicas: int, best: tuple[Step, ...], high_us: float,
+             low_us: float) -> Bottleneck:
+    """The linear program's word on both: a path within ``high_us``, and none within ``low_us``."""
+    yes = _program(stages, start, end, min(most_units, most_replicas), high_us * (1 + EQUAL))
+    no = _program(stages, start, end, min(most_units, most_replicas), low_us) if low_us > 0 else None
+    if yes is None or yes[0] > most_units or (no is not None and no[0] <= most_units):
+        raise PipedreamError(f"the linear program and the dynamic program differ: {high_us:.9g} and {low_us:.9g} us on {most_units} units",
+                             hint="please report this with the profile and the cluster")
+    steps = tuple(Step(*column) for column in yes[1])
+    return Bottleneck(steps, path_cost_us(stages, steps), low_us)
+
+
+def _program(stages: Stages, start: int, end: int, most: int, time_us: float) -> tuple[int, list[Column]] | None:
+    units = stages.units(time_us, most)
+    weights = np.minimum(units * stages.state_count + 1, IMPOSSIBLE)  # units first, then stages
+    ahead, behind = fewest_from(stages, weights, start), fewest_to(stages, weights, end)
+    if ahead[end] >= IMPOSSIBLE:
+        return None
+    kept = np.flatnonzero(ahead[stages.first] + weights + behind[stages.last] <= ahead[end])
+    return cheapest_path([Column(int(stages.first[i]), int(stages.last[i]), int(units[i])) for i in kept], start, end)
