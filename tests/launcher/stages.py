@@ -25,7 +25,8 @@ def run_stages(
         for tensor, value in zip(passed, program.received, strict=True):
             assert tuple(tensor.shape) == value.shape and tensor.dtype == value.dtype, value
             received.append(tensor.detach().contiguous().clone().requires_grad_(value.requires_grad))
-        outputs = program.module(*weights, *(state[name] for name in program.buffers), *received, *(data[i].clone() for i in program.inputs))
+        inputs = [data[i].clone() for i in program.inputs]  # a stage reads its own copy
+        outputs = program.module(*weights, *(state[name] for name in program.buffers), *received, *inputs)
         kept.append((program, weights, received, outputs))
         passed = outputs
     incoming: list[torch.Tensor | None] = [torch.ones(())] + [None] * (len(passed) - 1)
