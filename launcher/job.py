@@ -29,7 +29,9 @@ class MapDataset(Protocol):
     """A map-style dataset: ``len()`` and integer indexing, as ``torch.utils.data.Dataset``.
 
     A sample is ``(inputs, targets)``, where each may itself be a tuple or dict of tensors, or one
-    dict (a Hugging Face batch). Samples are stacked with ``torch.utils.data.default_collate``.
+    dict (a Hugging Face batch). Samples are stacked with ``torch.utils.data.default_collate``. A tuple
+    of inputs is passed to the model as positional and a dict as keyword arguments if its ``forward``
+    takes them so, and whole if not.
     """
 
     def __len__(self) -> int: ...
