@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from launcher import Job
 
 BYTES = 256
+BETAS = (0.5, 0.95)  # less momentum than usual: stale gradients act like momentum of their own (Mitliagkas et al., 2016)
 SKIPPED_FOLDERS = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__", "lib2to3"}
 
 
@@ -128,7 +129,7 @@ def job(
         loss=loss,
         train_data=Windows(read(seen, train_bytes), context),
         evaluation_data=Windows(read(held_out, evaluation_bytes), context),
-        optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=learning_rate, fused=True),
+        optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=learning_rate, betas=BETAS, fused=True),
         microbatch_size=microbatch_size,
     )
 
