@@ -10,7 +10,7 @@ import numpy.typing as npt
 from planner.ideals import CutStates
 from planner.spec.profile import Profile
 
-__all__ = ["IMPOSSIBLE", "Model", "Stages", "model_of"]
+__all__ = ["IMPOSSIBLE", "Model", "Stages", "model_of", "stages_of"]
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -27,6 +27,16 @@ class Model:
     compute_us: Floats
     parameter_bytes: Floats
     crossing_bytes: Floats  # 0 at both ends
+
+    def part(self, states: Ints) -> Model:
+        """The model with these of its states only, ascending, both ends among them."""
+        kept = CutStates(self.states.layer_count, tuple(self.states.masks[i] for i in states), complete=False)
+        return Model(kept, self.inside[np.ix_(states, states)], self.compute_us[states], self.parameter_bytes[states],
+                     self.crossing_bytes[states])
+
+    def own_us(self) -> Floats:
+        """What every stage takes on one device, states by states; infinite where there is none."""
+        return np.where(self.inside, self.compute_us[None, :] - self.compute_us[:, None], np.inf)
 
 
 def model_of(profile: Profile, states: CutStates) -> Model:
@@ -89,13 +99,13 @@ class Stages:
             found = np.where(better, near, found)
         return np.where((found <= most) & (self.cost_us(found) <= time_us), found, IMPOSSIBLE)
 
-    def within(self, model: Model, first: int, last: int) -> Stages:
-        """The stages of the pipeline [first, last) alone. Its first stage pays for no cut, as in the original."""
+    def within(self, model: Model, first: int, last: int, *, first_pays: bool = False) -> Stages:
+        """The stages of the pipeline [first, last) alone. Its first stage pays for no cut, as in the original, unless ``first_pays``."""
         known = model.inside
         start_ok, end_ok = known[first].copy(), known[:, last].copy()
         start_ok[first] = end_ok[last] = True
         kept = start_ok[self.first] & end_ok[self.last]
-        opens = self.first[kept] == first
+        opens = (self.first[kept] == first) & (not first_pays)
         return replace(self, first=self.first[kept], last=self.last[kept], own_us=self.own_us[kept], sync_us=self.sync_us[kept],
                        in_us=np.where(opens, 0.0, self.in_us[kept]), out_us=np.where(opens, 0.0, self.out_us[kept]))
 
