@@ -109,7 +109,8 @@ def _capture(job: Job, source: MicrobatchSource | EvaluationSource, *, evaluatio
     together = out_of_place(lifted.module, facts, _kept(lifted, facts))
     lifted.module.graph.eliminate_dead_code(lambda node: node.op == "placeholder" or _has_effect(node, facts))
     lifted.module.recompile()
-    facts = observe(lifted.module, arguments, grad=not evaluation)
+    if any(node not in facts.values for node in lifted.module.graph.nodes):  # something was rewritten
+        facts = observe(lifted.module, arguments, grad=not evaluation)
     return _assemble(lifted, facts, together, step, training)
 
 

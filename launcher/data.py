@@ -99,6 +99,8 @@ class _Microbatches(Dataset[tuple[torch.Tensor, ...]]):
         self.source, self.positions = source, positions
 
     def __getitem__(self, microbatch: int) -> tuple[torch.Tensor, ...]:
+        if self.positions is not None and not self.positions:
+            return ()  # a stage in the middle reads no data
         with data_randomness(*self.source.key, microbatch):
             samples = [self.source.dataset[index] for index in self.source.samples(microbatch)]
         return _collate(samples, self.positions)
@@ -106,8 +108,9 @@ class _Microbatches(Dataset[tuple[torch.Tensor, ...]]):
 
 def _load(source: MicrobatchSource | EvaluationSource, indices: Iterable[int], positions: Sequence[int] | None,
           processes: int) -> Iterator[tuple[torch.Tensor, ...]]:
-    loader = DataLoader(_Microbatches(source, positions), batch_size=None, sampler=indices, num_workers=processes,
-                        collate_fn=_unchanged)
+    loader = DataLoader(_Microbatches(source, positions), batch_size=None, sampler=indices,
+                        num_workers=processes if positions is None or positions else 0, collate_fn=_unchanged,
+                        generator=torch.Generator())  # one of its own, so that the process's is left alone
     return iter(loader)
 
 

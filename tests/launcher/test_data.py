@@ -70,6 +70,19 @@ def test_iterate_is_lazy_over_an_endless_stream() -> None:
     assert [next(stream)[0].tolist() for _ in range(3)] == [[0, 1], [2, 3], [0, 1]]
 
 
+def test_a_stage_without_inputs_touches_no_data() -> None:
+    class Untouchable(Numbers):
+        def __getitem__(self, index: int) -> Any:
+            raise AssertionError("read")
+
+    source = MicrobatchSource(Untouchable(4), 2, True, 0, processes=2)
+    torch.manual_seed(1)
+    assert list(source.iterate([0, 1], ())) == [(), ()]
+    drawn = torch.rand(1)
+    torch.manual_seed(1)
+    assert torch.equal(drawn, torch.rand(1))
+
+
 def test_evaluation_is_in_order_with_a_smaller_last_microbatch() -> None:
     source = EvaluationSource(Numbers(10), 4)
     assert source.sizes == (4, 4, 2)
