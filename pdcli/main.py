@@ -18,7 +18,8 @@ from pdcli.options import SETTINGS
 
 __all__ = ["cli", "main"]
 
-COMMANDS = {"profile": "pdcli.profile_cmd", "plan": "pdcli.plan_cmd", "train": "pdcli.train_cmd"}  # in the order of use
+COMMANDS = {"profile": "pdcli.profile_cmd", "plan": "pdcli.plan_cmd", "simulate": "pdcli.simulate_cmd",
+            "train": "pdcli.train_cmd"}  # in the order of use
 
 
 class LazyGroup(click.Group):
@@ -44,6 +45,7 @@ def cli(context: click.Context) -> None:
     \b
     pipedream profile JOB.py       what each layer costs         -> profile.json
     pipedream plan profile.json    stages, replicas, placement   -> plan.json
+    pipedream simulate plan.json   what its schedule does when   -> timeline, idle time, memory
     pipedream train plan.json      one worker per device         -> run directory
     """
     if context.invoked_subcommand is None:

@@ -11,9 +11,12 @@ import json
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from pdcli.progress import Progress, bars, lines
+
+if TYPE_CHECKING:
+    from rich.text import Text
 
 __all__ = ["Output", "claimed_stdout", "plain"]
 
@@ -73,7 +76,7 @@ class Output:
             self.stdout.write(json.dumps(body, ensure_ascii=False) + "\n")
             self.stdout.flush()
 
-    def text(self, line: str = "") -> None:
+    def text(self, line: str | Text = "") -> None:
         """A line of the result; long paths are not broken."""
         if not self.as_json:
             self._console(self.stdout).print(line, soft_wrap=True)

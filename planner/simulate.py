@@ -7,7 +7,6 @@ flight as the plan admits. See ``docs/simulation.md``.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from planner.simulation.engine import Record, run
@@ -18,9 +17,8 @@ from planner.spec.errors import BadInput
 from planner.spec.plan import Plan
 from planner.spec.profile import Profile
 from planner.spec.schedule import Pipeline
-from planner.spec.trace import Span
 
-__all__ = ["Simulation", "SimulatedWorker", "pipeline_of", "simulate", "spans", "steady_microbatch_us"]
+__all__ = ["SimulatedWorker", "Simulation", "pipeline_of", "simulate", "steady_microbatch_us"]
 
 MOST_OPERATIONS = 20_000_000  # about five minutes and 10 GB
 
@@ -114,15 +112,3 @@ def steady_microbatch_us(plan: Plan, profile: Profile | None = None) -> float:
     assert result is not None  # there are enough batches
     return result
 
-
-def spans(simulation: Simulation) -> Iterator[Span]:
-    """What each worker did when, in the form and with the names of a run's trace."""
-    categories = {"F": "forward", "B": "backward", "U": "update", "E": "evaluate"}
-    for k, stage in enumerate(simulation.record.workers):
-        for i, operations in enumerate(stage):
-            for op, ready_us, begin_us, start_us, end_us in operations:
-                if begin_us > ready_us:
-                    yield Span(k, i, f"wait {op}", "wait", ready_us, begin_us - ready_us)
-                if start_us > begin_us:
-                    yield Span(k, i, f"allreduce {op}", "allreduce", begin_us, start_us - begin_us)
-                yield Span(k, i, str(op), categories[op.kind], start_us, end_us - start_us)

@@ -59,7 +59,8 @@ def _met_at_stage_0(pipeline: Pipeline) -> list[int]:
     return met
 
 
-def memory_steps(plan: Plan, pipeline: Pipeline, stage: int, done: Sequence[Done], version: VersionOf, input_bytes: float) -> list[MemoryStep]:
+def memory_steps(plan: Plan, pipeline: Pipeline, stage: int, done: Sequence[Done], version: VersionOf,
+                 input_bytes: float) -> list[MemoryStep]:
     """Every change of one worker's memory; ``input_bytes`` is what it receives for one microbatch.
 
     A stage that recomputes holds the inputs of each microbatch in flight and all activations of the

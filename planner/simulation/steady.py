@@ -17,7 +17,7 @@ from typing import NamedTuple
 from planner.simulation.engine import Done, Record
 from planner.spec.schedule import Pipeline
 
-__all__ = ["LinkUse", "enough_batches", "filling_batches", "idle_share", "link_uses", "steady_batches", "steady_us"]
+__all__ = ["LinkUse", "enough_batches", "filling_batches", "idle_share", "link_uses", "steady_batches", "steady_operations", "steady_us"]
 
 _SAME = 1e-9  # relative: times nearer than this are equal
 
@@ -38,9 +38,9 @@ def filling_batches(pipeline: Pipeline) -> int:
 
 
 def enough_batches(pipeline: Pipeline) -> int:
-    """Batches to simulate for a steady part that can be trusted: at least 8 fillings, 16 batches and 200 microbatches of it."""
+    """Batches to simulate for a steady part that can be trusted: at least 4 fillings, 16 batches and 200 microbatches of it."""
     filling = filling_batches(pipeline)
-    return 2 * filling + 2 * max(8 * filling, 16, math.ceil(200 / pipeline.batch_microbatches))
+    return 2 * filling + 2 * max(4 * filling, 16, math.ceil(200 / pipeline.batch_microbatches))
 
 
 def steady_batches(pipeline: Pipeline) -> range:
@@ -84,17 +84,21 @@ def _period(ends: list[list[float]], steady: range) -> int | None:
     return None
 
 
-def idle_share(operations: list[Done], pipeline: Pipeline) -> float:
-    """Share of a worker's time that it waited, from one steady update to another (or over the whole run)."""
+def steady_operations(operations: list[Done], pipeline: Pipeline) -> tuple[list[Done], float]:
+    """A worker's operations from one steady update to another, and their length in time; without a steady part, all."""
     steady = steady_batches(pipeline)
     if steady:
         updates = [place for place, done in enumerate(operations) if done.op.kind == "U"]
         operations = operations[updates[steady.start - 1] + 1 : updates[steady.stop - 1] + 1]
     if not operations:
-        return 0.0
-    span_us = operations[-1].end_us - (operations[0].ready_us if steady else 0.0)
-    waited_us = math.fsum(done.begin_us - done.ready_us for done in operations)
-    return waited_us / span_us if span_us > 0 else 0.0
+        return [], 0.0
+    return operations, operations[-1].end_us - (operations[0].ready_us if steady else 0.0)
+
+
+def idle_share(operations: list[Done], pipeline: Pipeline) -> float:
+    """Share of its steady time that a worker waited."""
+    counted, length_us = steady_operations(operations, pipeline)
+    return math.fsum(done.begin_us - done.ready_us for done in counted) / length_us if length_us > 0 else 0.0
 
 
 def link_uses(record: Record, pipeline: Pipeline) -> list[LinkUse]:
