@@ -47,8 +47,8 @@ class LayeredStep:
         self._kept: list[tuple[list[torch.Tensor], tuple[torch.Tensor, ...]]] = []
         self._values: dict[Node, torch.Tensor] = {}
 
-    def forward(self, around: Callable[[], None]) -> None:
-        """Every layer's forward; ``around`` is called before and after each."""
+    def forward(self, around: Callable[[], None], after: Callable[[], None] = lambda: None) -> None:
+        """Every layer's forward; ``around`` is called before and after each, then ``after``."""
         self.clear()
         for layer in self.layers:
             received = [self._values[node].detach().requires_grad_(node in self.requires_grad) for node in layer.received]
@@ -56,6 +56,7 @@ class LayeredStep:
             around()
             outputs = layer.program.module(*arguments)
             around()
+            after()
             self._kept.append((received, outputs))
             # what is sent is detached, so that no layer's backward reaches into another's
             self._values.update((node, output.detach()) for node, output in zip(layer.outputs, outputs, strict=True))
@@ -74,7 +75,7 @@ class LayeredStep:
         value = self._captured[node]
         return element_bytes(value) if value.requires_grad and node not in self.results else 0
 
-    def backward(self, around: Callable[[], None]) -> None:
+    def backward(self, around: Callable[[], None], after: Callable[[], None] = lambda: None) -> None:
         """Every layer's backward, last layer first; gradients of what several layers use are summed at its maker.
 
         Gradients are taken from autograd rather than accumulated in leaves, which would copy those that
@@ -96,6 +97,7 @@ class LayeredStep:
                 found = torch.autograd.grad(ends, [*leaves, *weights], [_sum(parts) for parts in given], allow_unused=True)
             del ends, given
             around()
+            after()
             needed = [node for node in layer.received if node in self.requires_grad]
             for node, gradient in zip(needed, found, strict=False):
                 if gradient is not None:

@@ -26,7 +26,6 @@ from planner.spec.profile import Measured
 __all__ = ["LayerTimes", "Times", "measure_times"]
 
 WARM_UP = 2
-_CALLS = 50
 
 
 @dataclass(frozen=True)
@@ -73,10 +72,10 @@ def measure_times(job: Job, captured: Captured, state: Mapping[str, torch.Tensor
     copy_laps: list[list[float]] = []
     whole_laps: list[list[float]] = []
     total = WARM_UP + repeats
-    call_us = _call_us(next(iter(parameters.values())).device)
+    call = _Call(next(iter(parameters.values())).device)
     gc.collect()
     for repeat in range(total):
-        turns = [lambda: layer_laps.append(_layered_laps(layered)), lambda: whole_laps.append(whole.laps(optimizer))]
+        turns = [lambda: layer_laps.append(_layered_laps(layered, call)), lambda: whole_laps.append(whole.laps(optimizer))]
         for turn in turns if repeat % 2 == 0 else turns[::-1]:
             with keyed(seed, repeat):
                 turn()
@@ -86,8 +85,8 @@ def measure_times(job: Job, captured: Captured, state: Mapping[str, torch.Tensor
             optimizer.zero_grad(set_to_none=True)
         on_repeat(repeat + 1, total)
     steps = [statistics.median(column) for column in zip(*whole_laps[WARM_UP:], strict=True)]
-    forward = _typical([_less(forward, call_us[0]) for forward, _ in layer_laps[WARM_UP:]])
-    backward = _typical([_less(backward, call_us[1]) for _, backward in layer_laps[WARM_UP:]])
+    forward = _typical([forward for forward, _ in layer_laps[WARM_UP:]])
+    backward = _typical([backward for _, backward in layer_laps[WARM_UP:]])
     # one step over all parameters costs less than a step per layer: keep the shares, and the whole's sum
     update = _typical(update_laps[WARM_UP:], total_us=steps[2])
     copy = _typical(copy_laps[WARM_UP:])
@@ -129,35 +128,60 @@ class _WholeStep:
         return laps.read_us()
 
 
-def _call_us(device: torch.device) -> tuple[float, float]:
-    """What it costs to call a program and its backward, whatever they do: a stage of many layers pays it once."""
-    graph = torch.fx.Graph()
-    graph.output((graph.call_method("view_as", (graph.placeholder("x"),) * 2),))
-    module = torch.fx.GraphModule({}, graph)
-    leaf = torch.zeros(1, device=device, requires_grad=True)
+class _Call:
+    """A program that does nothing, and its backward.
+
+    Calling a program costs something whatever it does, and a stage of many layers pays it once. It costs
+    more after a large layer, which leaves the caches full of other things, than in a loop of its own: so
+    it is measured where it happens, after every layer.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        graph = torch.fx.Graph()
+        graph.output((graph.call_method("view_as", (graph.placeholder("x"),) * 2),))
+        self._module = torch.fx.GraphModule({}, graph)
+        self._leaf = torch.zeros(1, device=device, requires_grad=True)
+        self._output = self._gradient = self._leaf.detach()
+
+    def forward(self) -> None:
+        (self._output,) = self._module(self._leaf)
+
+    def backward(self) -> None:
+        torch.autograd.grad([self._output], [self._leaf], [self._gradient])
+
+
+def _layered_laps(layered: LayeredStep, call: _Call) -> tuple[list[float], list[float]]:
+    """Forward and backward of each layer, in the layers' order, without what a call costs by itself.
+
+    ::
+
+        forward    | layer | call | ... | layer | call |                          | is a mark
+        backward   | layer | forward of a call | its backward | ... | layer | ...
+    """
     laps = devices.Laps()
-    for _ in range(_CALLS):
+
+    def after_forward() -> None:
+        call.forward()
         laps.mark()
-        (output,) = module(leaf)
+
+    def after_backward() -> None:
+        call.forward()
         laps.mark()
-        torch.autograd.grad([output], [leaf], [leaf.detach()])
+        call.backward()
+        laps.mark()
+
+    layered.forward(laps.mark, after_forward)
+    layered.backward(laps.mark, after_backward)
     times = laps.read_us()
-    return statistics.median(times[::2]), statistics.median(times[1::2])
+    count = 3 * len(layered.layers)
+    forward, backward = times[:count - 1], times[count:]
+    return _less(forward[::3], forward[1::3]), _less(backward[::4], backward[2::4])[::-1]
 
 
-def _less(times: Sequence[float], call_us: float) -> list[float]:
+def _less(times: Sequence[float], calls: Sequence[float]) -> list[float]:
     """Without the call; never less than a tenth, since some of a small layer's time is its own."""
+    call_us = statistics.median(calls)
     return [max(time_us - call_us, 0.1 * time_us) for time_us in times]
-
-
-def _layered_laps(layered: LayeredStep) -> tuple[list[float], list[float]]:
-    """Forward and backward of each layer, in the layers' order."""
-    laps = devices.Laps()
-    layered.forward(laps.mark)
-    layered.backward(laps.mark)
-    times = laps.read_us()[::2]  # what lies between two layers is ours, not theirs
-    count = len(layered.layers)
-    return times[:count], times[count:][::-1]
 
 
 def _update_laps(optimizer: torch.optim.Optimizer, owned: Sequence[Sequence[torch.Tensor]]) -> list[float]:
