@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 
 from planner.spec.cluster import Cluster
-from planner.spec.files import digest
+from planner.spec.files import digest, document_text, parse_document
 from planner.spec.plan import LinkPrediction, Memory, Plan, Policy, Prediction, SolverReport, StagePlan, StagePrediction
 from planner.spec.profile import Layer, Profile, Tensor
 from planner.spec.schedule import default_in_flight
@@ -38,6 +38,7 @@ def plan_of(
     batch = batch or math.lcm(*counts)
     depths = tuple(in_flight or default_in_flight(counts, extra))
     model = profile(list(layers), [Tensor(f"t{k}", k, (k + 1,), *size) for k, size in enumerate(sizes)])
+    model = parse_document(Profile, document_text(model), source="a test")  # 100 becomes 100.0, as in a file
     names, kinds = zip(*cluster.devices(), strict=True)
     speed = {name: kind.speed for name, kind in cluster.devices()}
     if devices is None:
