@@ -28,6 +28,8 @@ class Bound:
         self.problem, self.scenario = problem, scenario
         self.table = CandidateTable(problem, scenario)
         self._powers = prime_powers(scenario.multiple) if scenario.exact else ()
+        self._one_stage = (1 << len(self._powers)) if problem.stages is not None else 0
+        self._wanted = (problem.stages or 0) << len(self._powers) | (1 << len(self._powers)) - 1
         found = (
             self.table.candidate(first, last, site, ())
             for first, last in problem.chain.intervals()
@@ -53,8 +55,7 @@ class Bound:
 
     def fewest_devices(self, time_us: float) -> int | None:
         """Of a relaxed plan within ``time_us``; None when there is none."""
-        wanted = (self.problem.stages or 0) << len(self._powers) | (1 << len(self._powers)) - 1
-        return self.from_end(time_us)[0].get(wanted)
+        return self.from_end(time_us)[0].get(self._wanted)
 
     def from_end(self, time_us: float) -> list[_Reached]:
         """For each cut, the fewest devices that run the layers after it, by state.
@@ -62,8 +63,7 @@ class Bound:
         A state is the prime powers of the batch that a replica count covers already (a bit each)
         and, when the number of stages is fixed, how many there are so far (above those bits).
         """
-        n, most, bits = self.problem.chain.layer_count, self.scenario.max_devices, len(self._powers)
-        one_stage = (1 << bits) if self.problem.stages is not None else 0
+        n, most = self.problem.chain.layer_count, self.scenario.max_devices
         reached: list[_Reached] = [{} for _ in range(n + 1)]
         reached[n] = {0: 0}
         for cut in reversed(self.problem.chain.allowed_cuts[:-1]):
@@ -74,10 +74,30 @@ class Bound:
                 for state, after in reached[last].items():
                     devices = after + replicas
                     if after <= max_after and devices <= most:
-                        new = (state | mask) + one_stage
+                        new = (state | mask) + self._one_stage
                         if devices < here.get(new, most + 1):
                             here[new] = devices
         return reached
+
+    def path(self, time_us: float) -> list[tuple[int, int, int]]:
+        """Stages (first layer, one past the last, replicas) of a relaxed plan within ``time_us`` on the fewest devices; [] if none."""
+        reached = self.from_end(time_us)
+        cut, state, n = 0, self._wanted, self.problem.chain.layer_count
+        stages: list[tuple[int, int, int]] = []
+        while cut < n and state in reached[cut]:
+            cut_last, r, state = self._step(reached, cut, state, time_us)
+            stages.append((cut, cut_last, r))
+            cut = cut_last
+        return stages
+
+    def _step(self, reached: list[_Reached], cut: int, state: int, time_us: float) -> tuple[int, int, int]:
+        """The cheapest candidate that a state's fewest devices may come from, as (last, replicas, state after it)."""
+        for cost_us, last, replicas, mask, max_after in self._starting[cut]:
+            for rest, after in reached[last].items():
+                if cost_us <= time_us and after <= max_after and (rest | mask) + self._one_stage == state and (
+                        after + replicas == reached[cut][state]):
+                    return last, replicas, rest
+        raise KeyError(state)  # every state was reached by some candidate
 
     def from_start(self, time_us: float) -> list[int | None]:
         """For each cut, the fewest devices that run the layers before it, memory and batch aside."""

@@ -30,7 +30,7 @@ from planner.problem import Problem, Scenario, prime_powers
 from planner.solver import Status, run
 from planner.spec.errors import PipedreamError
 
-__all__ = ["Answer", "any_plan", "fewest_devices", "least_load"]
+__all__ = ["Answer", "Effort", "any_plan", "fewest_devices", "least_load"]
 
 TOLERANCE = 1e-6  # the solver's own, relative to a row's right-hand side
 
@@ -45,24 +45,34 @@ class Answer(NamedTuple):
     proven: bool
 
 
-def any_plan(problem: Problem, scenario: Scenario, candidates: Sequence[Candidate], time_us: float, pairings: Pairings,
+def any_plan(problem: Problem, scenario: Scenario, candidates: Sequence[Candidate], time_us: float, effort: Effort,
              deadline: float | None = None) -> Answer:
-    """A plan within ``time_us``, whichever is found first."""
+    """A plan within ``time_us``, whichever is found first.
+
+    In all three functions the answer is unproven where the ``effort`` does not suffice.
+    """
     cheap = [c for c in candidates if c.cost_us <= time_us]
-    return _solve(problem, scenario, cheap, time_us, pairings, deadline, any_solution=True)
+    return _solve(problem, scenario, cheap, time_us, effort, deadline, any_solution=True)
 
 
-def fewest_devices(problem: Problem, scenario: Scenario, candidates: Sequence[Candidate], time_us: float, pairings: Pairings,
+def fewest_devices(problem: Problem, scenario: Scenario, candidates: Sequence[Candidate], time_us: float, effort: Effort,
                    deadline: float | None = None) -> Answer:
     """A plan within ``time_us`` with the fewest devices, then the fewest stages, then the fewest places."""
     cheap = [c for c in candidates if c.cost_us <= time_us]
-    return _solve(problem, scenario, cheap, time_us, pairings, deadline)
+    return _solve(problem, scenario, cheap, time_us, effort, deadline)
 
 
-def least_load(problem: Problem, scenario: Scenario, candidates: Sequence[Candidate], time_us: float, pairings: Pairings,
+def least_load(problem: Problem, scenario: Scenario, candidates: Sequence[Candidate], time_us: float, effort: Effort,
                deadline: float | None = None) -> Answer:
     """Of the plans made of ``candidates``, one whose busiest shared link is least busy, if below ``time_us``."""
-    return _solve(problem, scenario, candidates, time_us, pairings, deadline, least=True)
+    return _solve(problem, scenario, candidates, time_us, effort, deadline, least=True)
+
+
+class Effort(NamedTuple):
+    """How large a full network may be, and what is known for the coarser one; None: it is not to be used."""
+
+    most_arcs: int
+    pairings: Pairings | None
 
 
 class _Program(NamedTuple):
@@ -71,19 +81,21 @@ class _Program(NamedTuple):
     full: bool
 
 
-def _solve(problem: Problem, scenario: Scenario, candidates: Sequence[Candidate], time_us: float, pairings: Pairings,
+def _solve(problem: Problem, scenario: Scenario, candidates: Sequence[Candidate], time_us: float, effort: Effort,
            deadline: float | None, *, least: bool = False, any_solution: bool = False) -> Answer:
     time_us = max(time_us, 1e-6)  # loads are measured in it; a model of no cost has T = 0
     if problem.topology.shared:
         for relaxed in (True, False) if problem.topology.interchangeable else (False,):
-            arcs = network(problem, scenario, candidates, time_us, relaxed=relaxed)
+            arcs = network(problem, scenario, candidates, time_us, relaxed=relaxed, most_arcs=effort.most_arcs)
             if arcs is None:
                 break
             answer = _solve_on(problem, scenario, arcs, None, time_us, deadline, least=least, any_solution=any_solution)
             if answer is not None:
                 return answer
+        if effort.pairings is None:
+            return Answer((), 0.0, False)
     arcs = coarse_network(problem, scenario, candidates)
-    answer = _solve_on(problem, scenario, arcs, pairings, time_us, deadline, least=least, any_solution=any_solution)
+    answer = _solve_on(problem, scenario, arcs, effort.pairings, time_us, deadline, least=least, any_solution=any_solution)
     return answer if answer is not None else Answer((), 0.0, False)
 
 

@@ -32,8 +32,6 @@ from planner.topology import Allocation
 
 __all__ = ["Arc", "Node", "network"]
 
-MOST_ARCS = 40_000  # more make the program slower than its coarser form
-
 Node = tuple[int, bool, Allocation, Allocation]  # cut, whether a stage begins here, devices after, pattern
 Load = tuple[float, ...]  # up and down each shared link, in units of what it carries in T
 
@@ -48,9 +46,9 @@ class Arc(NamedTuple):
 
 
 def network(problem: Problem, scenario: Scenario, candidates: Sequence[Candidate], time_us: float, *,
-            relaxed: bool) -> list[Arc] | None:
+            relaxed: bool, most_arcs: int) -> list[Arc] | None:
     """The arcs that some path within the loads may use; None when there are too many to be worth it."""
-    return _Builder(problem, scenario, candidates, time_us, relaxed).build()
+    return _Builder(problem, scenario, candidates, time_us, relaxed).build(most_arcs)
 
 
 class _Builder:
@@ -68,13 +66,13 @@ class _Builder:
         self.to_end: dict[Node, Load] = {}  # least load from a node to the end, link by link
         self.begins: dict[int, dict[Allocation, list[Node]]] = defaultdict(lambda: defaultdict(list))
 
-    def build(self) -> list[Arc] | None:
+    def build(self, most_arcs: int) -> list[Arc] | None:
         n, none = self.problem.chain.layer_count, (0,) * len(self.problem.topology.places)
         for c in self.candidates:
             for after in [none] if c.last == n else list(self.begins[c.last]):
                 if self._fits(c, after):
                     self._add_stage(c, after)
-            if len(self.arcs) > MOST_ARCS:
+            if len(self.arcs) > most_arcs:
                 return None
         return self._reachable()
 

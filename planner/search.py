@@ -22,13 +22,15 @@ from planner.coarse import Pairings
 from planner.columns import Candidate, all_allocations
 from planner.cost import Stage, evaluate
 from planner.heuristic import good_plans
-from planner.ilp import Answer, any_plan, fewest_devices, least_load
+from planner.ilp import Answer, Effort, any_plan, fewest_devices, least_load
 from planner.problem import Problem, scenarios
 from planner.spec.errors import Infeasible
 from planner.topology import Allocation
 
 __all__ = ["Found", "search"]
 
+MOST_ARCS = 40_000  # of a full network; more make the program slower than its coarser form
+MOST_GIVEN_UP = 3  # programs too large before the others are not tried either
 EQUAL = 1e-9  # relative difference below which two times are one
 _NOTHING = Answer((), math.inf, True)
 _STEPS = (1.02, 1.03, 1.05, 1.05, 1.05, 1.1, 1.1, 1.2, 1.5, 2.0, 5.0, math.inf)  # how far above what has failed the search looks next
@@ -43,7 +45,7 @@ class Found:
     microbatch_us: float
     bound_us: float  # no plan is faster
     every_allocation: bool  # False: only those of planner.columns.families were searched
-    in_time: bool
+    in_time: bool  # False: the time limit came first, or the program was too large
 
 
 def search(problem: Problem, *, deadline: float | None = None) -> Found | None:
@@ -65,7 +67,7 @@ def search(problem: Problem, *, deadline: float | None = None) -> Found | None:
         for index, bound in enumerate(bounds):
             if (lowest_us := bound.lowest_us(state.best.microbatch_us * (1 - EQUAL))) is not None:
                 if state.best_batch == 0 or not state.late:
-                    state.try_good_plans(bound)
+                    state.try_good_plans(bound, lowest_us)
                 by_bound.append((lowest_us, index))
         promising = [bounds[index] for _, index in sorted(by_bound)]
     for bound in promising:
@@ -90,12 +92,15 @@ class _Search:
     bound_us: float = math.inf  # the smallest of what unproven scenarios may reach
     in_time: bool = True
     settled: bool = False  # whether ``best`` is the program's own answer
-    pairings: Pairings = field(default_factory=Pairings)
+    given_up: int = 0  # scenarios whose program was too large
+    effort: Effort = field(default_factory=lambda: Effort(MOST_ARCS, Pairings()))
 
     def __post_init__(self) -> None:
         most = min(self.problem.max_replicas, self.problem.max_devices)
         self.sites = best_sites(self.problem.topology, most)
         found, self.every_allocation = all_allocations(self.problem.topology, most)
+        if not self.every_allocation:
+            self.effort = Effort(MOST_ARCS // 2, None)  # the coarser network would take minutes, and prove nothing
         self.allocations: dict[int, list[Allocation]] = defaultdict(list)
         for allocation in found:
             self.allocations[sum(allocation)].append(allocation)
@@ -104,9 +109,9 @@ class _Search:
     def late(self) -> bool:
         return self.deadline is not None and time.monotonic() > self.deadline
 
-    def try_good_plans(self, bound: Bound) -> None:
+    def try_good_plans(self, bound: Bound, lowest_us: float) -> None:
         """Start from the best plan that :mod:`planner.heuristic` finds."""
-        for stages in good_plans(bound.table):
+        for stages in good_plans(bound, lowest_us):
             batch = self.problem.batch(stages)
             time_us = evaluate(self.problem.chain, self.problem.topology, self.problem.policy, stages, batch).microbatch_us
             if time_us < self.best.microbatch_us * (1 - EQUAL):
@@ -117,8 +122,12 @@ class _Search:
         lowest_us = bound.lowest_us(self.best.microbatch_us * (1 - EQUAL))
         if lowest_us is None:
             return
+        if self.given_up >= MOST_GIVEN_UP:
+            self.bound_us, self.in_time = min(self.bound_us, lowest_us), False
+            return
         one = _ScenarioSearch(self, bound)
         answer = one.fastest(lowest_us)
+        self.given_up += not one.proven
         if not (one.proven and self.every_allocation):
             self.bound_us = min(self.bound_us, lowest_us)
             self.in_time = self.in_time and one.proven
@@ -131,9 +140,13 @@ class _Search:
         within_us = self.best.microbatch_us * (1 + EQUAL)
         fewest = bound.fewest_devices(within_us) if devices else None
         settle = not self.settled and bound.scenario.batch_microbatches == self.best_batch
-        if fewest is None or fewest > devices or (fewest == devices and not settle):
+        if fewest is None or fewest > devices or (fewest == devices and not settle) or self.given_up >= MOST_GIVEN_UP:
             return
-        answer = _ScenarioSearch(self, bound).within(within_us)
+        one = _ScenarioSearch(self, bound)
+        if fewest == devices:  # the program only confirms what the bound proves
+            one.effort = Effort(MOST_ARCS // 8, None)
+        answer = one.within(within_us)
+        self.given_up += not one.proven
         if answer.stages and (settle or sum(stage.replicas for stage in answer.stages) < devices):
             self.best, self.best_batch, self.settled = answer, bound.scenario.batch_microbatches, True
 
@@ -141,7 +154,7 @@ class _Search:
 class _ScenarioSearch:
     def __init__(self, state: _Search, bound: Bound) -> None:
         self.state, self.scenario, self.bound = state, bound.scenario, bound
-        self.proven = True
+        self.proven, self.effort = True, state.effort
         self._known: dict[tuple[int, int, Allocation], Candidate | None] = {}
 
     def fastest(self, lowest_us: float) -> Answer:
@@ -161,11 +174,11 @@ class _ScenarioSearch:
     def within(self, time_us: float) -> Answer:
         """A plan within ``time_us`` with the fewest devices, if there is one."""
         state = self.state
-        return self._noted(fewest_devices(state.problem, self.scenario, self._named(time_us), time_us, state.pairings, state.deadline))
+        return self._noted(fewest_devices(state.problem, self.scenario, self._named(time_us), time_us, self.effort, state.deadline))
 
     def _any(self, time_us: float) -> Answer:
         state = self.state
-        return self._noted(any_plan(state.problem, self.scenario, self._named(time_us), time_us, state.pairings, state.deadline))
+        return self._noted(any_plan(state.problem, self.scenario, self._named(time_us), time_us, self.effort, state.deadline))
 
     def _bisect(self, best: Answer, failed_us: float) -> tuple[Answer, float]:
         """Until no candidate's cost lies between the time of the best plan and one that has failed."""
@@ -186,7 +199,7 @@ class _ScenarioSearch:
         if not state.problem.topology.shared or not self.proven:
             return best
         cheaper = [c for c in self._named(failed_us) if c.cost_us <= failed_us]
-        answer = self._noted(least_load(state.problem, self.scenario, cheaper, best.microbatch_us, state.pairings, state.deadline))
+        answer = self._noted(least_load(state.problem, self.scenario, cheaper, best.microbatch_us, self.effort, state.deadline))
         return answer if answer.microbatch_us < best.microbatch_us * (1 - EQUAL) else best
 
     def _with_fewer_devices(self, best: Answer) -> Answer:

@@ -169,6 +169,6 @@ def _report(found: Found) -> SolverReport:
     if not optimal and not found.every_allocation:
         restricted.append("stages on one server, equally on neighbouring servers, or on whole servers and a rest")
     if not optimal and not found.in_time:
-        restricted.append("the time limit ended the search")
+        restricted.append("the search was ended by the time limit, or by its size")
     return SolverReport(solver_name(), "optimal" if optimal else "feasible", found.microbatch_us if optimal else found.bound_us,
                         0.0 if optimal else gap, "; ".join(restricted))

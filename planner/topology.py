@@ -88,6 +88,7 @@ class Topology:
         self._sites: dict[Allocation, Site] = {}
         self._rings: dict[Allocation, Ring] = {}
         self._orders: dict[Allocation, tuple[int, ...]] = {}
+        self._crossing_us: dict[tuple[Allocation, Allocation], frozenset[tuple[float, float]]] = {}
         self._crossings: dict[tuple[Allocation, Allocation], tuple[tuple[float, float], ...]] = {}
 
     def _grow(self, parent: str, nodes: tuple[Node, ...], kinds: dict[str, DeviceType], places: list[Place]) -> None:
@@ -209,6 +210,15 @@ class Topology:
                 result.append((up * scale, down * scale))
             self._crossings[key] = tuple(result)
         return self._crossings[key]
+
+    def crossing_us_per_byte(self, sender: Allocation, receiver: Allocation) -> frozenset[tuple[float, float]]:
+        """The distinct times that a byte sent to the receiver, and one sent back, add to a shared link's upward direction."""
+        key = (self.pattern(sender), self.pattern(receiver))
+        if key not in self._crossing_us:
+            self._crossing_us[key] = frozenset(
+                (up / link.link.bandwidth_bytes_per_s * 1e6, down / link.link.bandwidth_bytes_per_s * 1e6)
+                for link, (up, down) in zip(self.shared, self.crossings(*key), strict=True) if up or down)
+        return self._crossing_us[key]
 
     def least_crossings(self, sender: Allocation, receiver: Allocation) -> tuple[tuple[float, float], ...]:
         """Like :meth:`crossings` for the best order there could be: as much stays inside as both have there."""

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, note, settings
 from hypothesis import strategies as st
 
-import planner.network
+import planner.search as search_module
 from planner.exact import exhaustive
 from planner.graph import chain_of
 from planner.search import search
@@ -69,7 +69,7 @@ def test_equals_exhaustive_search_where_servers_must_be_left(profile: Profile, s
 @given(profiles(most_layers=4), clusters(), options_strategy)
 def test_the_coarse_network_gives_the_same_plans(profile: Profile, cluster: Cluster, options: PlanOptions) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(planner.network, "MOST_ARCS", -1)  # nothing is small enough for the full network
+        patch.setattr(search_module, "MOST_ARCS", -1)  # nothing is small enough for the full network
         compare(profile, cluster, options)
 
 
