@@ -1,6 +1,6 @@
 """Inputs of "Efficient Algorithms for Device Placement of DNN Graph Operators" (NeurIPS 2020).
 
-JSON with ``maxFPGAs`` accelerators of ``maxSizePerFPGA`` bytes, ``nodes`` (``id``, ``fpgaLatency``,
+JSON with ``maxFPGAs`` accelerators of ``maxSizePerFPGA`` bytes, ``maxCPUs``, ``nodes`` (``id``, ``fpgaLatency``,
 ``cpuLatency``, ``size``, ``isBackwardNode``, ``colorClass``) and ``edges`` (``sourceId``, ``destId``,
 ``cost``: the time to move the source's output between accelerator and host memory). Nodes of one
 colour class share a device: a forward node and its backward. A node without a class is alone in one.
@@ -36,6 +36,7 @@ class Operator:
 
     name: str
     latency: float  # on an accelerator
+    cpu_latency: float
     memory_bytes: float
     output_bytes: float
     transfer_cost: float
@@ -45,12 +46,13 @@ class Operator:
 
 @dataclass(frozen=True)
 class Placement:
-    """Operators to be placed on at most ``accelerators`` accelerators of ``accelerator_bytes`` each."""
+    """Operators to be placed on at most ``accelerators`` accelerators of ``accelerator_bytes`` each, and ``cpus`` processors."""
 
     model: str
     text: str  # the file, for the profile's fingerprint
     accelerators: int
     accelerator_bytes: float
+    cpus: int
     operators: tuple[Operator, ...]
     edges: tuple[tuple[int, int], ...]  # indices of operators, ascending
 
@@ -123,7 +125,8 @@ def parse_dnn_partitioning(text: str, *, source: str, model: str) -> Placement:
     accelerators = reader.whole(data, "maxFPGAs", "")
     if accelerators < 1:
         raise _invalid(f"{source}: maxFPGAs is {accelerators}, below 1", "give at least one accelerator")
-    return Placement(model, text, accelerators, reader.number(data, "maxSizePerFPGA", ""), operators, tuple(sorted(pairs)))
+    return Placement(model, text, accelerators, reader.number(data, "maxSizePerFPGA", ""), reader.whole(data, "maxCPUs", ""), operators,
+                     tuple(sorted(pairs)))
 
 
 def _edges(reader: _Reader, edges: list[Any], index: dict[int, int]) -> tuple[list[tuple[int, int]], dict[int, float], dict[int, float]]:
@@ -155,6 +158,7 @@ def _operator(reader: _Reader, node: Any, position: int, costs: dict[int, float]
     return Operator(
         name=str(node.get("name", node["id"])),
         latency=reader.number(node, "fpgaLatency", where),
+        cpu_latency=reader.number(node, "cpuLatency", where),
         memory_bytes=reader.number(node, "size", where),
         output_bytes=sizes.get(position, 0.0),
         transfer_cost=costs.get(position, 0.0),

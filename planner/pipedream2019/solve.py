@@ -17,16 +17,17 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from planner.pipedream2019.bottleneck import EQUAL, least_time
+from planner.bottleneck import EQUAL, least_time
 from planner.pipedream2019.nested import pipelines_us
-from planner.pipedream2019.paths import fewest_path
 from planner.pipedream2019.stages import Model, stages_of
 from planner.spec.cluster import Cluster, Node
 from planner.spec.errors import BadInput, PipedreamError
+from planner.state_paths import fewest_path
 
 __all__ = ["Answer", "Level", "Part", "best_plan", "levels_of", "pipeline_us", "replica_devices"]
 
 Floats = npt.NDArray[np.float64]
+_QUICK_STATES = 60
 
 
 class Level(NamedTuple):
@@ -112,7 +113,7 @@ def _by_level(model: Model, levels: Sequence[Level], max_replicas: int | None, t
     if len(levels) == 1:
         return own
     cap_us = np.inf
-    if not model.states.nested:
+    if len(model.states) > 2 * _QUICK_STATES:
         cap_us = best_plan(model.part(_a_chain(model)), levels, max_replicas=max_replicas, transfers=transfers).time_us * (1 + EQUAL)
     for index, level in enumerate(levels[:-1]):
         copies = float(np.prod([outer.count for outer in levels[index + 1:-1]])) * max(levels[-1].count - 1, 1)
@@ -124,10 +125,14 @@ def _by_level(model: Model, levels: Sequence[Level], max_replicas: int | None, t
 
 
 def _a_chain(model: Model) -> npt.NDArray[np.int64]:
-    """States that are the first layers in execution order, as far as they are states: a chain, solved in no time."""
+    """Some states that are the first layers in execution order, about equal in compute: a short chain, solved in no time."""
     position = {mask: index for index, mask in enumerate(model.states.masks)}
-    prefixes = ((1 << count) - 1 for count in range(model.states.layer_count + 1))
-    return np.array([position[mask] for mask in prefixes if mask in position])
+    prefixes = [(1 << count) - 1 for count in range(model.states.layer_count + 1)]
+    chain = np.array([position[mask] for mask in prefixes if mask in position])
+    ahead_us = model.compute_us[chain]
+    wanted = np.searchsorted(ahead_us, np.linspace(0, ahead_us[-1], _QUICK_STATES))
+    picked: npt.NDArray[np.int64] = chain[np.unique([0, *wanted, len(chain) - 1])]
+    return picked
 
 
 @dataclass

@@ -9,14 +9,12 @@ import numpy.typing as npt
 
 from planner.ideals import CutStates
 from planner.spec.profile import Profile
+from planner.state_paths import IMPOSSIBLE
 
-__all__ = ["IMPOSSIBLE", "Model", "Stages", "model_of", "stages_of"]
+__all__ = ["Model", "Stages", "model_of", "stages_of"]
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
-
-IMPOSSIBLE = 1 << 50  # units of a stage that no number of units makes fast enough
-
 
 @dataclass(frozen=True, eq=False)
 class Model:
@@ -68,11 +66,6 @@ class Stages:
     sync_us: Floats
     in_us: Floats
     out_us: Floats
-
-    @property
-    def starts(self) -> Ints:
-        """Index of the first stage that ends at each state, and one more."""
-        return np.searchsorted(self.last, np.arange(self.state_count + 1))
 
     def cost_us(self, units: Ints | int) -> Floats:
         """Cost of every stage with so many units."""

@@ -1,9 +1,9 @@
 """The smallest time T for which a path of stages, each of cost <= T, takes no more units than there are.
 
-T is bisected. Each question is answered by the dynamic program of :mod:`planner.pipedream2019.paths`,
+T is bisected. Each question is answered by the dynamic program of :mod:`planner.state_paths`,
 and the two answers that decide, the last yes and the last no, by the linear program of
 :mod:`planner.path_program` as well: its columns are those through which a path with the fewest units and
-stages runs, by the dynamic program, which is all that its optimum can use.
+stages runs, by the dynamic program, which is all that its optimum can use; where thousands tie, some.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from typing import NamedTuple
 import numpy as np
 
 from planner.path_program import Column, cheapest_path
-from planner.pipedream2019.paths import Step, fewest_from, fewest_path, fewest_to
-from planner.pipedream2019.stages import IMPOSSIBLE, Stages
 from planner.spec.errors import PipedreamError
+from planner.state_paths import IMPOSSIBLE, StageCosts, Step, fewest_from, fewest_path, fewest_to
 
 __all__ = ["EQUAL", "Bottleneck", "least_time", "path_cost_us"]
 
 EQUAL = 1e-9  # relative difference below which two times are one
+_MOST_COLUMNS = 3000
 _CLOSE = 1e-3  # once the bracket is this narrow, the best found is tried as the answer
 
 
@@ -31,7 +31,7 @@ class Bottleneck(NamedTuple):
     bound_us: float
 
 
-def path_cost_us(stages: Stages, steps: tuple[Step, ...]) -> float:
+def path_cost_us(stages: StageCosts, steps: tuple[Step, ...]) -> float:
     """The largest cost of a path's stages."""
     units = np.zeros(len(stages.first), dtype=np.int64)
     chosen = [int(np.flatnonzero((stages.first == s.first) & (stages.last == s.last))[0]) for s in steps]
@@ -39,7 +39,7 @@ def path_cost_us(stages: Stages, steps: tuple[Step, ...]) -> float:
     return max(float(stages.cost_us(np.maximum(units, 1))[index]) for index in chosen)
 
 
-def least_time(stages: Stages, start: int, end: int, most_units: int, most_replicas: int, *,
+def least_time(stages: StageCosts, start: int, end: int, most_units: int, most_replicas: int, *,
                at_most_us: float = np.inf) -> Bottleneck | None:
     """The smallest bottleneck of a path from ``start`` to ``end`` on ``most_units``; None when there is none below ``at_most_us``."""
     whole = np.flatnonzero((stages.first == start) & (stages.last == end))
@@ -70,12 +70,12 @@ def least_time(stages: Stages, start: int, end: int, most_units: int, most_repli
     return _decided(stages, start, end, most_units, most_replicas, best, high_us, low_us)
 
 
-def _try(stages: Stages, start: int, end: int, most_units: int, most_replicas: int, time_us: float) -> tuple[Step, ...]:
+def _try(stages: StageCosts, start: int, end: int, most_units: int, most_replicas: int, time_us: float) -> tuple[Step, ...]:
     path = fewest_path(stages, stages.units(time_us, min(most_units, most_replicas)), start, end)
     return path if sum(step.units for step in path) <= most_units else ()
 
 
-def _decided(stages: Stages, start: int, end: int, most_units: int, most_replicas: int, best: tuple[Step, ...], high_us: float,
+def _decided(stages: StageCosts, start: int, end: int, most_units: int, most_replicas: int, best: tuple[Step, ...], high_us: float,
              low_us: float) -> Bottleneck:
     """The linear program's word on both: a path within ``high_us``, and none within ``low_us``."""
     yes = _program(stages, start, end, min(most_units, most_replicas), high_us * (1 + EQUAL))
@@ -87,11 +87,15 @@ def _decided(stages: Stages, start: int, end: int, most_units: int, most_replica
     return Bottleneck(steps, path_cost_us(stages, steps), low_us)
 
 
-def _program(stages: Stages, start: int, end: int, most: int, time_us: float) -> tuple[int, list[Column]] | None:
+def _program(stages: StageCosts, start: int, end: int, most: int, time_us: float) -> tuple[int, list[Column]] | None:
     units = stages.units(time_us, most)
     weights = np.minimum(units * stages.state_count + 1, IMPOSSIBLE)  # units first, then stages
     ahead, behind = fewest_from(stages, weights, start), fewest_to(stages, weights, end)
     if ahead[end] >= IMPOSSIBLE:
         return None
     kept = np.flatnonzero(ahead[stages.first] + weights + behind[stages.last] <= ahead[end])
+    if len(kept) > _MOST_COLUMNS:  # equally good ones: any that hold a best path will do
+        path = {(step.first, step.last) for step in fewest_path(stages, weights, start, end)}
+        on_path = [i for i in kept if (int(stages.first[i]), int(stages.last[i])) in path]
+        kept = np.unique([*kept[:_MOST_COLUMNS], *on_path])
     return cheapest_path([Column(int(stages.first[i]), int(stages.last[i]), int(units[i])) for i in kept], start, end)
