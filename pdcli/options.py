@@ -31,7 +31,7 @@ settings = click.option("--set", "settings", metavar="NAME=VALUE", multiple=True
 seed = click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of weights, data order and dropout.")
 threads = click.option("--threads", type=click.IntRange(min=1), help="Threads a worker computes with on a CPU.")
 
-NOT_STORED = {"as_json", "verbose", "debug", "output", "check"}  # they do not change what a file holds
+NOT_STORED = {"as_json", "verbose", "debug", "output", "check", "sweep", "plot"}  # they do not change what a file holds
 
 
 def common(function: Function) -> Function:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pdcli import options
+from pdcli.sweep_cmd import run_sweep, sweep_options
 
 if TYPE_CHECKING:
     from pdcli.output import Output
@@ -36,11 +37,12 @@ POLICIES = ("stash", "vertical", "2bw", "flush", "latest")
               help="After this, give the best plan found with its gap.")
 @click.option("-o", "--output", default="plan.json", show_default=True, help="File to write.")
 @click.option("--check", is_flag=True, help="Write nothing; exit 1 when the file differs from the plan found.")
+@sweep_options
 @options.common
 @click.pass_context
 def command(context: click.Context, out: Output, profile: str, cluster: str, intra_bandwidth: str | None, inter_bandwidth: str | None,
             memory: str | None, policy: Any, batch_microbatches: int | None, stages: int | None, max_replicas: int | None,
-            devices: int | None, time_limit: float, output: str, check: bool) -> int:
+            devices: int | None, time_limit: float, output: str, check: bool, sweep: str | None, plot: str) -> int:
     """Find the fastest pipeline for PROFILE on a cluster and write the plan.
 
     The answer is optimal for the cost model when the solver says so; otherwise its gap is shown.
@@ -62,6 +64,8 @@ def command(context: click.Context, out: Output, profile: str, cluster: str, int
                             inter_bandwidth=inter_bytes_per_s, memory_bytes=memory_bytes)
     wanted = PlanOptions(policy=policy, batch_microbatches=batch_microbatches, stages=stages, max_replicas=max_replicas,
                          devices=devices, time_limit_s=time_limit)
+    if sweep is not None:
+        return run_sweep(context, out, document, hardware, wanted, sweep, plot)
     with out.working(f"planning {document.model} on {hardware.device_count} devices"):
         plan = make_plan(document, hardware, wanted, command=options.command_line(context))
     if not check:
