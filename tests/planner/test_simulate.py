@@ -11,12 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.simulate import pipeline_of, simulate, steady_microbatch_us
+from planner.simulation.depth import least_depth
 from planner.simulation.difference import difference
 from planner.simulation.workload import workload_of
 from planner.solve import PlanOptions, make_plan
 from planner.spec.errors import BadInput, Mismatch
 from planner.spec.plan import Plan
 from planner.spec.profile import Profile, Tensor
+from planner.spec.schedule import default_in_flight
 from tests.planner.instances import flat, layer, profile, two_level
 from tests.planner.plans import plan_of, stage_layer
 from tests.planner.test_simulation_engine import plans
@@ -185,3 +187,26 @@ def test_what_cannot_be_simulated_is_refused() -> None:
 
 def model_digest(plan: Plan) -> str:
     return plan.profile_digest[:12]
+
+
+def test_the_least_depth_is_the_smallest_that_reaches_the_closed_form() -> None:
+    plan, model = balanced((1, 2, 1))
+    depth = least_depth(plan, model)
+    assert depth is not None and depth.in_flight == default_in_flight((1, 2, 1), 1)
+    assert depth.microbatch_us == pytest.approx(plan.predicted.microbatch_us)
+    fast, model = balanced((1, 1, 1))
+    already = least_depth(fast, model)
+    assert already is not None and already.extra_per_link == 0 and already.in_flight == (3, 2, 1)
+
+
+def test_depths_that_do_not_fit_are_not_chosen() -> None:
+    plan, model = balanced((1, 1, 1), 0.1)
+    tried: list[tuple[int, ...]] = []
+
+    def fits(in_flight: tuple[int, ...]) -> bool:
+        tried.append(in_flight)
+        return in_flight[0] <= 3
+
+    depth = least_depth(plan, model, fits=fits)
+    assert depth is not None and depth.in_flight == (3, 2, 1) and tried[1] == (5, 3, 1)
+    assert least_depth(plan, model, fits=lambda in_flight: False) is None
