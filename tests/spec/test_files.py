@@ -92,7 +92,8 @@ def test_a_fault_names_its_place(change: dict[str, object], place: str) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "{", "[]", "null", '{"a": 1, "a": 2}', '{"count": NaN}', "[" * 100_000, '{"count": 1e999}', "\ud800".encode("utf-8", "surrogatepass").decode("latin-1")],
+    ["", "{", "[]", "null", '{"a": 1, "a": 2}', '{"count": NaN}', "[" * 100_000, '{"count": 1e999}',
+     "\ud800".encode("utf-8", "surrogatepass").decode("latin-1")],
 )
 def test_what_is_not_a_document_is_refused(text: str) -> None:
     with pytest.raises(InvalidFile):
