@@ -24,7 +24,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from planner.bottleneck import least_time
+from planner.bottleneck import EQUAL, Bottleneck, least_time
 from planner.ideals import CutStates, enumerate_ideals, predecessor_masks
 from planner.imports.dnn_partitioning import Placement
 from planner.spec.errors import Infeasible
@@ -37,6 +37,8 @@ Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
 _MOST_STATES = 6000  # pairs of them are enumerated
+_QUICK_STATES = 60
+_AT_ONCE = 50_000  # stages whose operators are held in memory
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,7 @@ def place(placement: Placement) -> Placed:
         raise Infeasible(f"the {len(groups)} groups of operators have more than {_MOST_STATES} cut states", code="too_many_states",
                          hint="import the file as a profile, and plan that")
     states = CutStates(len(groups), tuple(ideals), complete=True)
-    found = least_time(_loads(placement, groups, states), 0, len(states) * (placement.cpus + 1) - 1, placement.accelerators, 1)
+    found = _solve(placement, groups, states)
     if found is None:
         raise Infeasible(f"no contiguous plan fits {placement.accelerators} accelerators of {placement.accelerator_bytes:g} bytes",
                          hint="give more accelerators, or accelerators with more memory")
@@ -94,32 +96,55 @@ def place(placement: Placement) -> Placed:
     return Placed(tuple(accelerators), tuple(cpus), max(loads), found.bound_us)
 
 
+def _solve(placement: Placement, groups: Sequence[Sequence[int]], states: CutStates) -> Bottleneck | None:
+    """A plan over a few of the states, if there is one, bounds what is worth knowing of all."""
+    ceiling = np.inf
+    if len(states) > 2 * _QUICK_STATES:
+        size = sum(row * float(len(members)) for row, members in zip(states.holds(), groups, strict=True))
+        few = CutStates(states.layer_count, tuple(states.masks[i] for i in states.some(np.asarray(size), _QUICK_STATES)), complete=False)
+        quick = _solve(placement, groups, few)
+        ceiling = np.inf if quick is None else quick.time_us * (1 + EQUAL)
+    end = len(states) * (placement.cpus + 1) - 1
+    return least_time(_loads(placement, groups, states, ceiling), 0, end, placement.accelerators, 1)
+
+
 def _ordering(placement: Placement) -> list[tuple[int, int]]:
     """The edges that order stages: not those from the forward to the backward part, which joins any stages."""
     return [(a, b) for a, b in placement.edges if placement.operators[a].backward == placement.operators[b].backward]
 
 
-def _loads(placement: Placement, groups: Sequence[Sequence[int]], states: CutStates) -> _Loads:
+def _loads(placement: Placement, groups: Sequence[Sequence[int]], states: CutStates, ceiling: float) -> _Loads:
+    """The steps whose load may be at most ``ceiling``."""
     holds = states.holds()
     last, first = np.nonzero(states.inside().T)
     operators = placement.operators
-    latency, memory = np.zeros(len(states)), np.zeros(len(states))
+    latency, memory, on_cpu = np.zeros(len(states)), np.zeros(len(states)), np.zeros(len(states))
     for row, members in zip(holds, groups, strict=True):
         latency += row * sum(operators[i].latency for i in members)
         memory += row * sum(operators[i].memory_bytes for i in members)
-    on_cpu = np.zeros(len(states))
-    for row, members in zip(holds, groups, strict=True):
         on_cpu += row * sum(operators[i].cpu_latency for i in members)
-    cpu = (first, last, on_cpu[last] - on_cpu[first])
-    fits = memory[last] - memory[first] <= placement.accelerator_bytes
+    quick = on_cpu[last] - on_cpu[first] <= ceiling
+    cpu = (first[quick], last[quick], on_cpu[last[quick]] - on_cpu[first[quick]])
+    fits = (memory[last] - memory[first] <= placement.accelerator_bytes) & (latency[last] - latency[first] <= ceiling)
     first, last = first[fits], last[fits]
     total = latency[last] - latency[first]
-    for (source, targets), cost in _tensors(placement, groups).items():
-        makes = holds[source][last] & ~holds[source][first]
-        used = holds[list(targets)].sum(axis=0, dtype=np.int32)
-        uses = used[last] - used[first]
-        total += cost * np.where(makes, uses < len(targets), uses > 0)
+    tensors = _tensors(placement, groups)
+    costs = np.array(list(tensors.values()))
+    for start in range(0, len(total), _AT_ONCE):
+        part = slice(start, start + _AT_ONCE)
+        mine = holds[:, last[part]] & ~holds[:, first[part]]  # groups by stages
+        pays = np.array([_pays(mine, source, targets) for source, targets in tensors])
+        total[part] += costs @ pays if tensors else 0.0
     return _with_cpus(len(states), placement.cpus, (first, last, total), cpu)
+
+
+def _pays(mine: Bools, source: int, targets: tuple[int, ...]) -> Bools:
+    """Of stages whose groups are ``mine``: which take the tensor in, or make it for somebody else."""
+    if len(targets) == 1:
+        only: Bools = mine[source] ^ mine[targets[0]]
+        return only
+    users = mine[list(targets)]
+    return np.where(mine[source], ~users.all(axis=0), users.any(axis=0))
 
 
 def _with_cpus(n: int, cpus: int, on_accelerator: tuple[Ints, Ints, Floats], on_cpu: tuple[Ints, Ints, Floats]) -> _Loads:

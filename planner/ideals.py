@@ -100,6 +100,15 @@ class CutStates:
         """Whether each state is inside the next: a chain's."""
         return all(small & ~large == 0 for small, large in zip(self.masks, self.masks[1:], strict=False))
 
+    def some(self, weight: npt.NDArray[np.float64], count: int) -> npt.NDArray[np.int64]:
+        """At most ``count`` states of a chain from the empty to the full one, about evenly by ``weight`` (of each state)."""
+        position = {mask: index for index, mask in enumerate(self.masks)}
+        prefixes = [(1 << size) - 1 for size in range(self.layer_count + 1)]
+        chain = np.array([position[mask] for mask in prefixes if mask in position])
+        wanted = np.searchsorted(weight[chain], np.linspace(0, weight[chain[-1]], count))
+        picked: npt.NDArray[np.int64] = chain[np.unique([0, *np.minimum(wanted, len(chain) - 1), len(chain) - 1])]
+        return picked
+
     def layers(self, first: int, last: int) -> tuple[int, ...]:
         """The layers of the stage [first, last), ascending."""
         return tuple(_bits(self.masks[last] & ~self.masks[first]))

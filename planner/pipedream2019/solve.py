@@ -114,7 +114,8 @@ def _by_level(model: Model, levels: Sequence[Level], max_replicas: int | None, t
         return own
     cap_us = np.inf
     if len(model.states) > 2 * _QUICK_STATES:
-        cap_us = best_plan(model.part(_a_chain(model)), levels, max_replicas=max_replicas, transfers=transfers).time_us * (1 + EQUAL)
+        quick = model.part(model.states.some(model.compute_us, _QUICK_STATES))
+        cap_us = best_plan(quick, levels, max_replicas=max_replicas, transfers=transfers).time_us * (1 + EQUAL)
     for index, level in enumerate(levels[:-1]):
         copies = float(np.prod([outer.count for outer in levels[index + 1:-1]])) * max(levels[-1].count - 1, 1)
         times = pipelines_us(model, own[-1], level.count, max_replicas or level.count, level.bandwidth_bytes_per_s, level.devices_each,
@@ -122,17 +123,6 @@ def _by_level(model: Model, levels: Sequence[Level], max_replicas: int | None, t
         times[0, -1] = min(times[0, -1], best_plan(model, levels[:index + 1], max_replicas=max_replicas, transfers=transfers).time_us)
         own.append(times)
     return own
-
-
-def _a_chain(model: Model) -> npt.NDArray[np.int64]:
-    """Some states that are the first layers in execution order, about equal in compute: a short chain, solved in no time."""
-    position = {mask: index for index, mask in enumerate(model.states.masks)}
-    prefixes = [(1 << count) - 1 for count in range(model.states.layer_count + 1)]
-    chain = np.array([position[mask] for mask in prefixes if mask in position])
-    ahead_us = model.compute_us[chain]
-    wanted = np.searchsorted(ahead_us, np.linspace(0, ahead_us[-1], _QUICK_STATES))
-    picked: npt.NDArray[np.int64] = chain[np.unique([0, *wanted, len(chain) - 1])]
-    return picked
 
 
 @dataclass

@@ -83,8 +83,7 @@ class Stages:
             fewest = np.maximum(np.ceil(np.maximum(self.in_us, self.out_us) / time_us), 1.0)
             both = self.own_us + self.sync_us
             root = (both + np.sqrt(np.maximum(both * both - 4 * time_us * self.sync_us, 0.0))) / (2 * time_us)
-            between = (time_us * fewest - both) * fewest + self.sync_us < 0
-            guess = np.where(between, np.maximum(np.ceil(root), fewest), fewest)
+            guess = np.where(self.cost_us(fewest) <= time_us, fewest, np.maximum(np.ceil(root), fewest))
         found = np.minimum(np.nan_to_num(guess, nan=IMPOSSIBLE, posinf=IMPOSSIBLE), most + 2).astype(np.int64)
         for shift in (-1, 1):  # rounding may leave the guess one too high or too low
             near = np.maximum(found + shift, 1)

@@ -23,8 +23,8 @@ def placements(draw: st.DrawFn) -> Placement:
     number = st.sampled_from([0.0, 0.25, 1.0, 3.0])
     operators, edges = [], set()
     for i in range(n):
-        latency = draw(number)
-        operators.append(Operator(f"f{i}", latency, latency * draw(st.sampled_from([1.0, 10.0])), draw(number), 0.0, draw(number), False, i))
+        latency, slower = draw(number), draw(st.sampled_from([1.0, 10.0]))
+        operators.append(Operator(f"f{i}", latency, latency * slower, draw(number), 0.0, draw(number), False, i))
     for a, b in itertools.combinations(range(n), 2):
         if draw(st.integers(0, 2)) == 0:
             edges.add((a, b))

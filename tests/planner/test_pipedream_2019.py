@@ -46,7 +46,8 @@ def pipelines(profile: Profile, behind: Layers, ahead: Layers) -> Iterator[tuple
                     yield (frozenset(members), *rest)
 
 
-def by_definition_us(profile: Profile, levels: Sequence[Level], behind: Layers, ahead: Layers, most_replicas: int, first_pays: bool) -> float:
+def by_definition_us(profile: Profile, levels: Sequence[Level], behind: Layers, ahead: Layers, most_replicas: int,
+                     first_pays: bool) -> float:
     """The least time of the layers between two cuts on one unit of the outermost level, trying everything."""
     if not levels:
         return sum(profile.layers[i].forward_us + profile.layers[i].backward_us for i in ahead - behind)
@@ -140,7 +141,8 @@ def test_levels_of_clusters() -> None:
     assert levels_of(flat(8, bandwidth=5.0)) == (Level(8, 5.0, 1),)
     assert levels_of(two_level(4, 2, intra=9.0, inter=3.0)) == (Level(2, 9.0, 1), Level(4, 3.0, 2))
     assert levels_of(two_level(4, 1, intra=2.0, inter=3.0)) == (Level(1, 2.0, 1), Level(4, 2.0, 1))
-    one = Cluster("one", (DeviceType("t", 1.0, None),), (Node("server", 1, Link(1.0, 0.0), None, (Node("d", 2, Link(7.0, 0.0), "t", ()),)),))
+    device = Node("device", 2, Link(7.0, 0.0), "t", ())
+    one = Cluster("one", (DeviceType("t", 1.0, None),), (Node("server", 1, Link(1.0, 0.0), None, (device,)),))
     assert levels_of(one) == (Level(2, 7.0, 1),)
     with pytest.raises(BadInput, match="equal devices and servers only"):
         levels_of(unequal(2, 2, speed=0.5))
