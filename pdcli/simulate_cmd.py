@@ -110,8 +110,9 @@ def draw(out: Output, simulation: Simulation, width: int) -> None:
     workers = [(worker.stage, worker.replica) for worker in simulation.workers][:MOST_ROWS]
     names = labels(workers, simulation.pipeline.replicas)
     columns = max(10, width - len(names[0]) - 3)
-    # A pipeline of n stages takes about n microbatches to fill; six columns a microbatch are easy to read.
-    each = min(6.0, max(2.0, columns / (len(simulation.pipeline.replicas) + 8)))
+    # A pipeline of n stages takes about n microbatches to fill; six columns a microbatch are easy to read,
+    # and three are the least that tell a forward from a backward of twice its length.
+    each = min(6.0, max(3.0, columns / (len(simulation.pipeline.replicas) + 8)))
     column_us = (simulation.microbatch_us or simulation.mean_us) / each or 1.0
     starts = [("the start", 0.0)]
     if simulation.steady and simulation.total_us > 2 * columns * column_us:
