@@ -109,6 +109,7 @@ def _solve_on(problem: Problem, scenario: Scenario, arcs: list[Arc], pairings: P
         if stages:
             quick = evaluate(problem.chain, problem.topology, problem.policy, stages, scenario.batch_microbatches)
             if quick.microbatch_us <= time_us:
+                _check(problem, scenario, stages, quick, time_us)
                 return Answer(stages, quick.microbatch_us, True)
     # A bare path program is totally unimodular: its linear relaxation is integral, and much faster.
     integer = len(problem.topology.places) > 1 or scenario.exact or problem.stages is not None

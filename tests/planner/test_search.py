@@ -5,16 +5,17 @@ from __future__ import annotations
 import os
 
 import pytest
-from hypothesis import HealthCheck, given, note, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import planner.search as search_module
+from planner.cost import evaluate
 from planner.exact import exhaustive
 from planner.graph import chain_of
 from planner.search import search
 from planner.solve import PlanOptions, problem_of
 from planner.spec.cluster import Cluster
-from planner.spec.profile import Profile
+from planner.spec.profile import Profile, Tensor
 from planner.topology import Topology
 from tests.planner.instances import clusters, flat, layer, profiles, two_level
 from tests.planner.instances import profile as make_profile
@@ -31,15 +32,16 @@ def compare(profile: Profile, cluster: Cluster, options: PlanOptions) -> str:
         return "impossible"
     problem = problem_of(chain, topology, options)
     best, found = exhaustive(problem), search(problem)
-    note(f"oracle {best}\nfound  {found}")
-    assert (best is None) == (found is None)
+    both = f"oracle {best}\nfound  {found}"
+    assert (best is None) == (found is None), both
     if best is None or found is None:
         return "infeasible"
-    assert found.microbatch_us == pytest.approx(best.microbatch_us, rel=2e-6)
+    assert found.microbatch_us == pytest.approx(best.microbatch_us, rel=2e-6), both
     assert found.every_allocation and found.bound_us == pytest.approx(best.microbatch_us, rel=2e-6)
     if found.microbatch_us == pytest.approx(best.microbatch_us, rel=1e-9):
-        assert sum(stage.replicas for stage in found.stages) == best.devices
-    return "link" if len(found.stages) > 1 and topology.shared else "stage"
+        assert sum(stage.replicas for stage in found.stages) == best.devices, both
+    evaluation = evaluate(chain, topology, options.policy, found.stages, found.batch_microbatches)
+    return "shared link" if evaluation.bottleneck in {f"link {link.name}" for link in topology.shared} else "stage"
 
 
 options_strategy = st.builds(
@@ -65,12 +67,62 @@ def test_equals_exhaustive_search_where_servers_must_be_left(profile: Profile, s
     compare(profile, two_level(*shape, intra=1e10, inter=inter), PlanOptions(stages=stages))
 
 
+@st.composite
+def link_bound(draw: st.DrawFn) -> tuple[Profile, Cluster, PlanOptions]:
+    """Layers that need every device, or more stages than fit on a server; tensors that fill the links between servers."""
+    crowded = draw(st.booleans())
+    n = draw(st.integers(3, 4)) if crowded else draw(st.integers(2, 3))
+    compute = st.floats(1, 20) if crowded else st.sampled_from([500.0, 1000.0, 1500.0])
+    layers = [layer(f"layer{i}", forward_us=draw(compute), parameter_bytes=draw(st.sampled_from([0, 1000, 30_000]))) for i in range(n)]
+    amount = st.sampled_from([0, 10_000, 30_000, 70_000, 100_000, 250_000])
+    tensors = [Tensor(f"tensor{i}", i, (draw(st.integers(i + 1, n - 1)),), draw(amount), draw(amount)) for i in range(n - 1)]
+    shape = draw(st.sampled_from([(2, 2), (3, 1), (3, 2)] if crowded else [(2, 3), (2, 2), (3, 2)]))
+    batch = draw(st.sampled_from([None, 6, 12]))
+    options = PlanOptions(batch_microbatches=batch)
+    if crowded:
+        options = PlanOptions(batch_microbatches=batch, stages=draw(st.integers(2, n)), max_replicas=draw(st.sampled_from([1, 2])))
+    return make_profile(layers, tensors), two_level(*shape, intra=1e12, inter=draw(st.sampled_from([1e8, 2.5e8, 6e8]))), options
+
+
+@pytest.mark.parametrize("most_arcs", [search_module.MOST_ARCS, -1], ids=["full", "coarse"])
+def test_equals_exhaustive_search_where_links_bind(most_arcs: int) -> None:
+    bound_by_links = 0
+
+    @settings(parent=many, max_examples=EXAMPLES // 2)
+    @given(link_bound())
+    def check(case: tuple[Profile, Cluster, PlanOptions]) -> None:
+        nonlocal bound_by_links
+        bound_by_links += compare(*case) == "shared link"
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(search_module, "MOST_ARCS", most_arcs)  # -1: nothing is small enough for the full network
+        check()
+    assert bound_by_links >= EXAMPLES // 20  # the cases are what the test is about
+
+
 @settings(parent=many, max_examples=EXAMPLES // 2)
 @given(profiles(most_layers=4), clusters(), options_strategy)
 def test_the_coarse_network_gives_the_same_plans(profile: Profile, cluster: Cluster, options: PlanOptions) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(search_module, "MOST_ARCS", -1)  # nothing is small enough for the full network
         compare(profile, cluster, options)
+
+
+@pytest.mark.parametrize("most_arcs", [search_module.MOST_ARCS, -1], ids=["full", "coarse"])
+def test_pairs_of_allocations_that_keep_less_inside_than_their_shares(most_arcs: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two replicas on (1, 1) and three on (2, 1): replica m mod 2 meets every replica m mod 3 equally often.
+
+    server0 then sends 1/2 * 1/3 of the microbatches and receives 1/2 * 2/3, although the shares 1/2 and
+    2/3 would let it send none and receive 1/6. A tensor that takes 1800 us crosses in 600 us, not in 300.
+    """
+    monkeypatch.setattr(search_module, "MOST_ARCS", most_arcs)
+    model = make_profile([layer("a", forward_us=1000.0), layer("b", forward_us=1500.0)], [Tensor("x", 0, (1,), 180_000, 0)])
+    options = PlanOptions(stages=2, devices=5, batch_microbatches=6)
+    cluster = two_level(2, 3, intra=1e12, inter=1e8)
+    assert compare(model, cluster, options) == "shared link"
+    found = search(problem_of(chain_of(model), Topology(cluster), options))
+    assert found is not None and found.microbatch_us == pytest.approx(600.0)
+    assert {stage.replicas for stage in found.stages} == {2, 3}
 
 
 def test_one_replica_more_can_cost_more_and_then_pay() -> None:
