@@ -9,6 +9,7 @@ and the bound is the optimum; in general it prunes what :mod:`planner.ilp` is as
 from __future__ import annotations
 
 import bisect
+import math
 
 import networkx as nx
 
@@ -16,7 +17,7 @@ from planner.columns import Candidate, CandidateTable
 from planner.problem import Problem, Scenario, prime_powers
 from planner.topology import Site, Topology
 
-__all__ = ["Bound", "best_sites"]
+__all__ = ["Bound", "best_sites", "longer_batches_us"]
 
 _Reached = dict[int, int]  # state -> fewest devices; see Bound._state
 
@@ -123,6 +124,36 @@ class Bound:
             if start is not None and end is not None and end <= c.max_after and start + c.replicas + end <= self.scenario.max_devices:
                 kept.append(c)
         return kept
+
+
+def longer_batches_us(problem: Problem) -> float | None:
+    """What plans could reach if their replica counts' least common multiple were not kept to the number of devices.
+
+    A lower bound, from the largest multiple that counts adding up to the devices can have. None when the batch is given or
+    no multiple is longer.
+    """
+    most = problem.max_devices
+    longest = _longest_multiple(most)
+    if problem.batch_microbatches is not None or problem.policy == "2bw" or longest <= most:
+        return None
+    scenario = Scenario(longest, math.lcm(*range(1, most + 1)), False, 1, most)
+    return Bound(problem, scenario, best_sites(problem.topology, min(problem.max_replicas, most))).lowest_us(math.inf)
+
+
+def _longest_multiple(total: int) -> int:
+    """The largest least common multiple of positive whole numbers that add up to at most ``total`` (Landau's function).
+
+    >>> [_longest_multiple(total) for total in (1, 4, 5, 8, 16)]
+    [1, 4, 6, 15, 140]
+    """
+    best = [1] * (total + 1)  # best[s]: the largest product of powers of different primes that add up to at most s
+    for prime in (p for p in range(2, total + 1) if all(p % q for q in range(2, math.isqrt(p) + 1))):
+        for size in range(total, prime - 1, -1):
+            power = prime
+            while power <= size:
+                best[size] = max(best[size], best[size - power] * power)
+                power *= prime
+    return best[total]
 
 
 def best_sites(topology: Topology, most: int) -> list[Site]:

@@ -148,7 +148,7 @@ def _build(problem: Problem, scenario: Scenario, arcs: list[Arc], pairings: Pair
         variables.append(program.add_variable(name, 0, 1, "Integer" if integer and arc.candidate is not None else "Continuous"))
     chosen = [(arc.candidate, variable) for arc, variable in zip(arcs, variables, strict=True) if arc.candidate is not None]
     busiest = program.add_variable("busiest", 0, 1) if least else None
-    program += busiest if busiest is not None else pulp.LpAffineExpression([(variable, _weight(problem, c)) for c, variable in chosen])
+    program += busiest if busiest is not None else pulp.LpAffineExpression(_preferences(problem, arcs, variables))
     _flow_rows(program, problem, arcs, variables)
     _cover_rows(program, scenario, chosen)
     _device_rows(program, problem, scenario, chosen)
@@ -165,11 +165,20 @@ def _build(problem: Problem, scenario: Scenario, arcs: list[Arc], pairings: Pair
     return _Program(program, chosen, pairings is None)
 
 
-def _weight(problem: Problem, candidate: Candidate) -> int:
-    """Devices first; equal ones by stages, then by places used beyond one for each stage."""
-    places = sum(count > 0 for count in candidate.allocation)
-    layers, most_places = problem.chain.layer_count, len(problem.topology.places)
-    return (candidate.replicas * (layers + 1) + 1) * (layers * most_places + 1) + places - 1
+def _preferences(problem: Problem, arcs: list[Arc], variables: list[pulp.LpVariable]) -> Terms:
+    """Fewest devices; then fewest stages; then fewest places beyond one for each stage; then the least load on shared links.
+
+    Each weighs more than all that come after it can: the load of each direction of a link is at most 1.
+    """
+    layers, places, links = problem.chain.layer_count, len(problem.topology.places), 2 * len(problem.topology.shared) + 1
+    terms: Terms = []
+    for arc, variable in zip(arcs, variables, strict=True):
+        weight = sum(arc.load)
+        if arc.candidate is not None:
+            used = sum(count > 0 for count in arc.candidate.allocation)
+            weight += ((arc.candidate.replicas * (layers + 1) + 1) * (layers * places + 1) + used - 1) * links
+        terms.append((variable, weight))
+    return terms
 
 
 def _flow_rows(program: pulp.LpProblem, problem: Problem, arcs: list[Arc], variables: list[pulp.LpVariable]) -> None:

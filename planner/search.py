@@ -61,22 +61,23 @@ def search(problem: Problem, *, deadline: float | None = None) -> Found | None:
     limited = any(place.device_type.memory_bytes is not None for place in problem.topology.places)
     order = sorted(scenarios(problem, memory_matters=limited), key=lambda s: (-s.batch_microbatches, s.multiple, s.vertical_versions or 0))
     bounds = [Bound(problem, scenario, state.sites) for scenario in order]
-    promising = bounds
+    promising = [bound for bound in bounds if bound.fewest_devices(math.inf) is not None]
     if len(problem.topology.places) > 1 or deadline is not None:  # on one place the position-free bound is the answer already
         by_bound = []
-        for index, bound in enumerate(bounds):
+        for index, bound in enumerate(promising):
             if (lowest_us := bound.lowest_us(state.best.microbatch_us * (1 - EQUAL))) is not None:
                 if state.best_batch == 0 or not state.late:
                     state.try_good_plans(bound, lowest_us)
                 by_bound.append((lowest_us, index))
-        promising = [bounds[index] for _, index in sorted(by_bound)]
+        promising = [promising[index] for _, index in sorted(by_bound)]
     for bound in promising:
         state.visit(bound)
     for bound in sorted(bounds, key=lambda bound: bound.scenario.batch_microbatches != state.best_batch):
         state.prefer_fewer_devices(bound)
-    if not state.best.stages and not state.in_time:
-        raise Infeasible("no plan was found within the time limit, though there may be one", hint="give a longer --time-limit",
-                         code="time_limit")
+    if not state.best.stages and promising and not (state.in_time and state.every_allocation):
+        reason = "within the time limit" if state.late else "among the placements that were searched"
+        raise Infeasible(f"no plan was found {reason}, though there may be one",
+                         hint="give a longer --time-limit, or loosen the limits on memory, stages or replicas", code="time_limit")
     if not state.best.stages:
         return None
     return Found(state.best.stages, state.best_batch, state.best.microbatch_us, min(state.bound_us, state.best.microbatch_us),
@@ -89,6 +90,7 @@ class _Search:
     deadline: float | None
     best: Answer = _NOTHING
     best_batch: int = 0
+    best_load_us: float = math.inf  # on all shared links, while ``best`` is not settled
     bound_us: float = math.inf  # the smallest of what unproven scenarios may reach
     in_time: bool = True
     settled: bool = False  # whether ``best`` is the program's own answer
@@ -113,9 +115,12 @@ class _Search:
         """Start from the best plan that :mod:`planner.heuristic` finds."""
         for stages in good_plans(bound, lowest_us):
             batch = self.problem.batch(stages)
-            time_us = evaluate(self.problem.chain, self.problem.topology, self.problem.policy, stages, batch).microbatch_us
-            if time_us < self.best.microbatch_us * (1 - EQUAL):
-                self.best, self.best_batch, self.settled = Answer(stages, time_us, True), batch, False
+            found = evaluate(self.problem.chain, self.problem.topology, self.problem.policy, stages, batch)
+            load_us = sum(found.shared_link_us)
+            ties = found.microbatch_us <= self.best.microbatch_us * (1 + EQUAL) and load_us < self.best_load_us
+            if found.microbatch_us < self.best.microbatch_us * (1 - EQUAL) or ties:
+                self.best, self.best_batch, self.settled = Answer(stages, found.microbatch_us, True), batch, False
+                self.best_load_us = load_us
 
     def visit(self, bound: Bound) -> None:
         """Improve ``best`` if the scenario has a faster plan."""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from planner.bound import longer_batches_us
 from planner.cost import Evaluation, Stage, evaluate
 from planner.graph import Chain, chain_of
 from planner.infeasible import explain_infeasible
+from planner.naming import assign_devices, in_order_of_use
 from planner.problem import Problem
 from planner.search import Found, search
 from planner.solver import solver_name
@@ -16,9 +18,10 @@ from planner.spec.errors import BadInput, Infeasible
 from planner.spec.files import digest
 from planner.spec.plan import LinkPrediction, Plan, Policy, Prediction, SolverReport, StagePlan, StagePrediction
 from planner.spec.profile import Profile
+from planner.spec.units import format_duration_us
 from planner.topology import Topology
 
-__all__ = ["PlanOptions", "assign_devices", "make_plan", "problem_of"]
+__all__ = ["PlanOptions", "make_plan", "problem_of"]
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,7 @@ def make_plan(profile: Profile, cluster: Cluster, options: PlanOptions, *, comma
     found = search(problem, deadline=deadline)
     if found is None:
         raise explain_infeasible(problem)
+    found = replace(found, stages=in_order_of_use(problem, found.stages, found.batch_microbatches))
     result = evaluate(chain, topology, options.policy, found.stages, found.batch_microbatches)
     devices = assign_devices(topology, found.stages)
     return Plan(
@@ -63,7 +67,7 @@ def make_plan(profile: Profile, cluster: Cluster, options: PlanOptions, *, comma
             for stage, paths, depth in zip(found.stages, devices, result.in_flight, strict=True)
         ),
         predicted=_prediction(problem, found, result, devices),
-        solver=_report(found),
+        solver=_report(problem, found),
         cluster=cluster,
     )
 
@@ -99,19 +103,6 @@ def problem_of(chain: Chain, topology: Topology, options: PlanOptions) -> Proble
 
 def _option(name: str) -> str:
     return "--" + name.replace("_", "-")
-
-
-def assign_devices(topology: Topology, stages: tuple[Stage, ...]) -> list[tuple[str, ...]]:
-    """The devices of each stage's replicas: the next free ones of the places that the order of replicas names."""
-    free = [0] * len(topology.places)
-    named = []
-    for stage in stages:
-        paths = []
-        for place in topology.order(stage.allocation):
-            paths.append(topology.places[place].device(free[place]))
-            free[place] += 1
-        named.append(tuple(paths))
-    return named
 
 
 def _prediction(problem: Problem, found: Found, result: Evaluation, devices: list[tuple[str, ...]]) -> Prediction:
@@ -162,7 +153,7 @@ def _baseline_us(problem: Problem, allocation: tuple[int, ...], batch: int) -> f
     return evaluate(problem.chain, problem.topology, problem.policy, (stage,), batch).microbatch_us
 
 
-def _report(found: Found) -> SolverReport:
+def _report(problem: Problem, found: Found) -> SolverReport:
     gap = max(0.0, (found.microbatch_us - found.bound_us) / found.microbatch_us) if found.microbatch_us > 0 else 0.0
     optimal = gap <= 2e-6  # what the solver's tolerance may leave
     restricted = []
@@ -170,5 +161,9 @@ def _report(found: Found) -> SolverReport:
         restricted.append("stages on one server, equally on neighbouring servers, or on whole servers and a rest")
     if not optimal and not found.in_time:
         restricted.append("the search was ended by the time limit, or by its size")
+    longer_us = longer_batches_us(problem)
+    if longer_us is not None and longer_us < found.microbatch_us * 0.99:
+        restricted.append(f"batches of more than {problem.max_devices} microbatches (--batch-microbatches): at best "
+                          f"{format_duration_us(longer_us)} per microbatch")
     return SolverReport(solver_name(), "optimal" if optimal else "feasible", found.microbatch_us if optimal else found.bound_us,
                         0.0 if optimal else gap, "; ".join(restricted))

@@ -6,7 +6,7 @@ import contextlib
 import os
 import sys
 from collections.abc import Iterator
-from typing import Literal
+from typing import Any, Literal
 
 import pulp
 
@@ -23,9 +23,10 @@ def solver_name() -> str:
     Raises:
         PipedreamError: PuLP finds none.
     """
-    for name, make in (("HiGHS", pulp.HiGHS), ("CBC", getattr(pulp, "PULP_CBC_CMD", None)), ("CBC", getattr(pulp, "COIN_CMD", None))):
-        if make is not None and make(msg=False).available():
-            return name
+    if pulp.HiGHS(msg=False).available():
+        return "HiGHS"
+    if _cbc() is not None:
+        return "CBC"
     raise PipedreamError("PuLP finds neither HiGHS nor CBC, one of which must solve the integer program",
                          hint="install a solver: pip install highspy", code="no_solver")
 
@@ -41,8 +42,7 @@ def run(program: pulp.LpProblem, *, time_limit_s: float | None, any_solution: bo
     if name == "HiGHS":
         solver = pulp.HiGHS(msg=False, threads=1, timeLimit=time_limit_s, gapRel=gap, random_seed=0)
     else:
-        make = getattr(pulp, "PULP_CBC_CMD", None) or pulp.COIN_CMD
-        solver = make(msg=False, threads=1, timeLimit=time_limit_s, gapRel=gap)
+        solver = _cbc()(msg=False, threads=1, timeLimit=time_limit_s, gapRel=gap)
     with _quiet_stdout():
         program.solve(solver)
     if program.sol_status == pulp.LpSolutionOptimal and program.status == pulp.LpStatusOptimal:
@@ -50,6 +50,15 @@ def run(program: pulp.LpProblem, *, time_limit_s: float | None, any_solution: bo
     if program.status == pulp.LpStatusInfeasible and program.sol_status == pulp.LpSolutionInfeasible:
         return "infeasible"
     return "unproven"
+
+
+def _cbc() -> Any:
+    """PuLP's interface to an installed CBC, or to the one that PuLP 3 brings along; None without either."""
+    for name in ("COIN_CMD", "PULP_CBC_CMD"):
+        make = getattr(pulp, name, None)
+        if make is not None and make(msg=False).available():
+            return make
+    return None
 
 
 @contextlib.contextmanager

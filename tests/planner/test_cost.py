@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from planner.cost import Stage, evaluate
 from planner.graph import chain_of
-from planner.solve import assign_devices
+from planner.naming import assign_devices
 from planner.spec.cluster import Cluster
 from planner.spec.profile import Profile, Tensor
 from planner.topology import Topology

@@ -6,6 +6,7 @@ import dataclasses
 import random
 import re
 
+import pulp
 import pytest
 
 from planner.clusters import load_cluster
@@ -162,3 +163,21 @@ def test_at_the_time_limit_the_best_plan_so_far_is_returned_unproven() -> None:
     plan = make_plan(model(14, seed=3), two_level(2, 4, intra=1e10, inter=1e7), PlanOptions(time_limit_s=1e-9), command="x")
     assert plan.solver.status == "feasible" and "time limit" in plan.solver.restricted
     assert 0 < plan.solver.bound_us < plan.predicted.microbatch_us and 0 < plan.solver.gap < 1
+
+
+def test_cbc_gives_the_same_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    if not {"COIN_CMD", "PULP_CBC_CMD"} & set(pulp.listSolvers(onlyAvailable=True)):
+        pytest.skip("CBC is not installed")
+    cluster = two_level(2, 3, intra=1e10, inter=1e8)
+    with_highs = make_plan(model(), cluster, PlanOptions(), command="x")
+    monkeypatch.setattr("planner.solver.solver_name", lambda: "CBC")
+    with_cbc = make_plan(model(), cluster, PlanOptions(), command="x")
+    assert with_cbc.predicted.microbatch_us == pytest.approx(with_highs.predicted.microbatch_us, rel=2e-6)
+    assert with_cbc.worker_count == with_highs.worker_count
+
+
+def test_equal_servers_are_numbered_in_the_order_of_the_stages() -> None:
+    layers = [layer(f"layer{i}", forward_us=100.0, parameter_bytes=10**6) for i in range(3)]
+    tensors = [Tensor(f"x{i}", i, (i + 1,), 1000, 1000) for i in range(2)]
+    plan = make_plan(profile(layers, tensors), two_level(3, 1, intra=1e10, inter=1e9), PlanOptions(stages=3), command="x")
+    assert [stage.devices for stage in plan.stages] == [("server0/device0",), ("server1/device0",), ("server2/device0",)]
