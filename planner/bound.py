@@ -39,7 +39,7 @@ class Bound:
         )
         self.candidates = sorted(c for c in found if c is not None)
         self._costs = [c.cost_us for c in self.candidates]
-        self._starting: dict[int, list[tuple[float, int, int, int, int]]] = {cut: [] for cut in problem.chain.allowed_cuts}
+        self._starting: dict[int, list[tuple[float, int, int, int, int]]] = {cut: [] for cut in range(problem.chain.end + 1)}
         self._masks = {site.replicas: sum(1 << b for b, power in enumerate(self._powers) if site.replicas % power == 0) for site in sites}
         for c in self.candidates:
             self._starting[c.first].append((c.cost_us, c.last, c.replicas, self._masks[c.replicas], c.max_after))
@@ -64,10 +64,10 @@ class Bound:
         A state is the prime powers of the batch that a replica count covers already (a bit each)
         and, when the number of stages is fixed, how many there are so far (above those bits).
         """
-        n, most = self.problem.chain.layer_count, self.scenario.max_devices
+        n, most = self.problem.chain.end, self.scenario.max_devices
         reached: list[_Reached] = [{} for _ in range(n + 1)]
         reached[n] = {0: 0}
-        for cut in reversed(self.problem.chain.allowed_cuts[:-1]):
+        for cut in reversed(range(n)):
             here = reached[cut]
             for cost_us, last, replicas, mask, max_after in self._starting[cut]:
                 if cost_us > time_us:
@@ -83,7 +83,7 @@ class Bound:
     def path(self, time_us: float) -> list[tuple[int, int, int]]:
         """Stages (first layer, one past the last, replicas) of a relaxed plan within ``time_us`` on the fewest devices; [] if none."""
         reached = self.from_end(time_us)
-        cut, state, n = 0, self._wanted, self.problem.chain.layer_count
+        cut, state, n = 0, self._wanted, self.problem.chain.end
         stages: list[tuple[int, int, int]] = []
         while cut < n and state in reached[cut]:
             cut_last, r, state = self._step(reached, cut, state, time_us)
@@ -102,9 +102,9 @@ class Bound:
 
     def from_start(self, time_us: float) -> list[int | None]:
         """For each cut, the fewest devices that run the layers before it, memory and batch aside."""
-        before: list[int | None] = [None] * (self.problem.chain.layer_count + 1)
+        before: list[int | None] = [None] * (self.problem.chain.end + 1)
         before[0] = 0
-        for cut in self.problem.chain.allowed_cuts[:-1]:
+        for cut in range(self.problem.chain.end):
             if (start := before[cut]) is None:
                 continue
             for cost_us, last, replicas, _, _ in self._starting[cut]:

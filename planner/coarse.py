@@ -52,7 +52,7 @@ class Pairings:
 
 def coarse_network(problem: Problem, scenario: Scenario, candidates: Sequence[Candidate]) -> list[Arc]:
     """An arc for each candidate, or for each number of devices after it where that decides whether it fits."""
-    n = problem.chain.layer_count
+    n = problem.chain.end
     expanded = any(c.last < n and c.max_after < scenario.max_devices - c.replicas for c in candidates)
     reached: dict[int, set[int]] = defaultdict(set, {n: {0}})
     arcs: list[Arc] = []

@@ -43,7 +43,7 @@ class CandidateTable:
         """Cost in microseconds, and the most devices after the stage with which one replica fits (-1: never)."""
         key = (first, last, site)
         if (known := self._known.get(key)) is None:
-            is_last = last == self.problem.chain.layer_count
+            is_last = last == self.problem.chain.end
             copies = self.scenario.copies(self.problem.policy, is_first=first == 0, is_last=is_last)
             cost = stage_cost(self.problem.chain, first, last, site, self.scenario.batch_microbatches, copies)
             known = self._known[key] = (cost.bottleneck_us, self._max_after(first, last, site))
@@ -56,7 +56,7 @@ class CandidateTable:
 
     def _max_after(self, first: int, last: int, site: Site) -> int:
         problem, scenario, r, limit = self.problem, self.scenario, site.replicas, site.memory_bytes
-        most = 0 if last == problem.chain.layer_count else scenario.max_devices - r
+        most = 0 if last == problem.chain.end else scenario.max_devices - r
 
         def fits(in_flight: int) -> bool:
             versions = scenario.versions(problem.policy, r, in_flight)

@@ -42,7 +42,7 @@ __all__ = ["Evaluation", "Stage", "StageCost", "evaluate", "ring_bytes", "stage_
 
 
 class Stage(NamedTuple):
-    """Layers [first, last) on the devices of an allocation."""
+    """Layers between the cut states ``first`` and ``last``, on the devices of an allocation."""
 
     first: int
     last: int

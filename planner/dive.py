@@ -24,7 +24,7 @@ def least_total_load(problem: Problem, scenario: Scenario, arcs: list[Arc]) -> t
     # For each node and the prime powers covered after it: the total load, and the way on.
     best: dict[Node, dict[int, tuple[float, Arc | None, int]]] = defaultdict(dict)
     for arc in sorted(arcs, key=lambda arc: (-arc.tail[0], not arc.tail[1])):  # from the end; at a cut first what begins there
-        if arc.head[0] == problem.chain.layer_count:
+        if arc.head[0] == problem.chain.end:
             best[arc.head] = {0: (0.0, None, 0)}
         mask = cover[arc.candidate.replicas] if arc.candidate is not None else 0
         load = sum(arc.load)

@@ -1,7 +1,7 @@
 """Exhaustive search: the oracle that the integer program is held against, for small inputs.
 
 It knows nothing of candidates, scenarios, bounds or relaxations: it walks through every way to cut the
-chain and every allocation of devices to every stage, and asks the cost model for each complete plan.
+model and every allocation of devices to every stage, and asks the cost model for each complete plan.
 """
 
 from __future__ import annotations
@@ -58,12 +58,19 @@ def _better(time_us: float, devices: int, best: Best) -> bool:
 
 
 def _plans(problem: Problem) -> Iterator[tuple[Stage, ...]]:
-    cuts = problem.chain.allowed_cuts
-    for count in range(1, min(len(cuts) - 1, problem.max_devices) + 1):
-        for inner in itertools.combinations(cuts[1:-1], count - 1):
-            bounds = (cuts[0], *inner, cuts[-1])
-            for allocations in _sequences(problem.topology.capacities, count):
-                yield tuple(Stage(a, b, allocation) for (a, b), allocation in zip(itertools.pairwise(bounds), allocations, strict=True))
+    for path in _paths(problem, 0, problem.max_devices):
+        for allocations in _sequences(problem.topology.capacities, len(path)):
+            yield tuple(Stage(first, last, allocation) for (first, last), allocation in zip(path, allocations, strict=True))
+
+
+def _paths(problem: Problem, start: int, most: int) -> Iterator[tuple[tuple[int, int], ...]]:
+    """Every way from a cut state to the last, in at most so many stages."""
+    if start == problem.chain.end:
+        yield ()
+    for first, last in problem.chain.intervals():
+        if first == start and most > 0:
+            for rest in _paths(problem, last, most - 1):
+                yield ((first, last), *rest)
 
 
 def _sequences(capacities: Allocation, count: int) -> Iterator[tuple[Allocation, ...]]:

@@ -76,7 +76,7 @@ def _fitted(path: list[tuple[int, int, int]], capacities: Allocation) -> tuple[S
 
 def _best(table: CandidateTable, most: int, unit: int, allocate: Callable[[int, int], Allocation]) -> tuple[Stage, ...] | None:
     """The stages with the smallest largest cost, counting devices in steps of ``unit``."""
-    problem, topology, n = table.problem, table.problem.topology, table.problem.chain.layer_count
+    problem, topology, n = table.problem, table.problem.topology, table.problem.chain.end
     intervals, counted = problem.chain.intervals(), problem.stages is not None
     if len(intervals) * most * most * (problem.stages or 1) > MOST_STEPS:
         return None

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -95,7 +96,7 @@ class CutStates:
     def __len__(self) -> int:
         return len(self.masks)
 
-    @property
+    @cached_property
     def nested(self) -> bool:
         """Whether each state is inside the next: a chain's."""
         return all(small & ~large == 0 for small, large in zip(self.masks, self.masks[1:], strict=False))

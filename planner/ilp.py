@@ -191,7 +191,7 @@ def _flow_rows(program: pulp.LpProblem, problem: Problem, arcs: list[Arc], varia
             nodes[arc.tail].append((variable, 1))
         nodes[arc.head].append((variable, -1))
     program += pulp.LpAffineExpression(start) == 1, "flow_start"
-    inner = [node for node in sorted(nodes) if node[0] < problem.chain.layer_count]
+    inner = [node for node in sorted(nodes) if node[0] < problem.chain.end]
     for index, node in enumerate(inner):
         program += pulp.LpAffineExpression(nodes[node]) == 0, f"flow_{index}_at_{node[0]}"
 
@@ -225,7 +225,7 @@ def _decode(problem: Problem, chosen: list[tuple[Candidate, pulp.LpVariable]], s
     path = sorted((c for c, variable in chosen if (variable.value() or 0) > 0.5), key=lambda c: c.first)
     stages = tuple(Stage(c.first, c.last, c.allocation) for c in path)
     cuts = [0, *(stage.last for stage in stages)]
-    if cuts[-1] == problem.chain.layer_count and all(stage.first == cut for stage, cut in zip(stages, cuts, strict=False)):
+    if cuts[-1] == problem.chain.end and all(stage.first == cut for stage, cut in zip(stages, cuts, strict=False)):
         return stages
     if status == "optimal":
         raise PipedreamError(f"the solver's answer is not a path: stages {[tuple(stage[:2]) for stage in stages]}",

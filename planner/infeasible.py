@@ -60,7 +60,7 @@ def _binding(problem: Problem, least: LeastMemory) -> str:
         versions = live_versions(problem.policy, replicas, in_flight, least.batch_microbatches, k)
         if replica_memory(problem.chain, first, last, in_flight=in_flight[k], versions=versions).total_bytes == least.memory_bytes:
             break
-    names = problem.chain.names[first:last]
+    names = problem.chain.stage_names(first, last)
     layers = f"layer {names[0]}" if len(names) == 1 else f"layers {names[0]} to {names[-1]}"
     flight = f"{in_flight[k]} microbatch{'es' if in_flight[k] > 1 else ''} in flight"
     return f"stage {k} of {len(replicas)} ({layers}; {flight}, {versions} weight version{'s' if versions > 1 else ''})"

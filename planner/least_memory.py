@@ -16,7 +16,7 @@ __all__ = ["LeastMemory", "least_memory"]
 
 
 class LeastMemory(NamedTuple):
-    """``stages`` are (first layer, one past the last, replicas)."""
+    """``stages`` are (first, last, replicas)."""
 
     memory_bytes: int
     batch_microbatches: int
@@ -39,7 +39,7 @@ def least_memory(problem: Problem, *, below_bytes: float = float("inf")) -> Leas
 
 
 def _of_scenario(problem: Problem, scenario: Scenario, below_bytes: float) -> _Plan | None:
-    chain, n = problem.chain, problem.chain.layer_count
+    chain, n = problem.chain, problem.chain.end
     powers = prime_powers(scenario.multiple) if scenario.exact else ()
     one_stage = (1 << len(powers)) if problem.stages is not None else 0
     counts = [r for r in range(1, min(problem.max_replicas, scenario.max_devices) + 1) if scenario.multiple % r == 0]
@@ -53,7 +53,7 @@ def _of_scenario(problem: Problem, scenario: Scenario, below_bytes: float) -> _P
             needs[key] = replica_memory(chain, first, last, in_flight=in_flight, versions=versions).total_bytes
         return needs[key]
 
-    best: dict[int, dict[_State, _Plan]] = {cut: {} for cut in chain.allowed_cuts}
+    best: dict[int, dict[_State, _Plan]] = {cut: {} for cut in range(n + 1)}
     best[n][0, 0] = (0, ())
     for first, last in sorted(chain.intervals(), reverse=True):
         if need_bytes(first, last, counts[0], 1) >= below_bytes:

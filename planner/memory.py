@@ -67,5 +67,5 @@ def replica_memory(chain: Chain, first: int, last: int, *, in_flight: int, versi
         gradients_bytes=parameters,
         optimizer_bytes=chain.optimizer_bytes[last] - chain.optimizer_bytes[first],
         activations_bytes=(saved + chain.forward_bytes[first]) * in_flight,
-        workspace_bytes=max(chain.workspace_bytes[first:last]),
+        workspace_bytes=chain.workspace(first, last),
     )

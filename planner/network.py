@@ -67,7 +67,7 @@ class _Builder:
         self.begins: dict[int, dict[Allocation, list[Node]]] = defaultdict(lambda: defaultdict(list))
 
     def build(self, most_arcs: int) -> list[Arc] | None:
-        n, none = self.problem.chain.layer_count, (0,) * len(self.problem.topology.places)
+        n, none = self.problem.chain.end, (0,) * len(self.problem.topology.places)
         for c in self.candidates:
             for after in [none] if c.last == n else list(self.begins[c.last]):
                 if self._fits(c, after):
@@ -106,7 +106,7 @@ class _Builder:
     def _add_transfers(self, head: Node) -> None:
         """The transfers from a stage's end to every stage that may begin there; all of those are known by now."""
         cut, _, after, pattern = head
-        if cut == self.problem.chain.layer_count:
+        if cut == self.problem.chain.end:
             self.to_end[head] = self.nothing
             return
         least = (float("inf"),) * len(self.nothing)
@@ -154,7 +154,7 @@ class _Builder:
 
 def _fewest_before(problem: Problem, candidates: Sequence[Candidate]) -> dict[int, int]:
     """For each cut, the fewest devices with which candidates run the layers before it."""
-    before = dict.fromkeys(problem.chain.allowed_cuts, problem.max_devices + 1)
+    before = dict.fromkeys(range(problem.chain.end + 1), problem.max_devices + 1)
     before[0] = 0
     for c in sorted(candidates, key=lambda c: c.first):
         before[c.last] = min(before[c.last], before[c.first] + c.replicas)

@@ -63,7 +63,7 @@ def make_plan(profile: Profile, cluster: Cluster, options: PlanOptions, *, comma
         policy=options.policy,
         batch_microbatches=found.batch_microbatches,
         stages=tuple(
-            StagePlan(chain.names[stage.first:stage.last], paths, depth, recompute=False)
+            StagePlan(chain.stage_names(stage.first, stage.last), paths, depth, recompute=False)
             for stage, paths, depth in zip(found.stages, devices, result.in_flight, strict=True)
         ),
         predicted=_prediction(problem, found, result, devices),
@@ -89,7 +89,7 @@ def problem_of(chain: Chain, topology: Topology, options: PlanOptions) -> Proble
         raise BadInput("policy flush cannot be planned yet: its pipeline drains at every update, which the cost model does not count",
                        hint="plan with --policy stash")
     devices = topology.device_count if options.devices is None else min(options.devices, topology.device_count)
-    most_stages = len(chain.allowed_cuts) - 1
+    most_stages = chain.most_stages
     if options.stages is not None and options.stages > most_stages:
         tied = "" if most_stages == chain.layer_count else f", as tied parameters keep some of its {chain.layer_count} layers together"
         raise Infeasible(f"--stages {options.stages} is asked, but the model can be cut into at most {most_stages}{tied}",
@@ -149,7 +149,7 @@ def _data_parallel_us(problem: Problem, batch: int) -> float:
 
 
 def _baseline_us(problem: Problem, allocation: tuple[int, ...], batch: int) -> float:
-    stage = Stage(0, problem.chain.layer_count, allocation)
+    stage = Stage(0, problem.chain.end, allocation)
     return evaluate(problem.chain, problem.topology, problem.policy, (stage,), batch).microbatch_us
 
 

@@ -28,7 +28,7 @@ some = settings(max_examples=40, deadline=None, derandomize=True)
 @given(profiles(most_layers=4), clusters(), st.sampled_from([1, 2, 6]), st.sampled_from([None, 2]))
 def test_no_plan_is_below_it_and_one_server_reaches_it(profile: Profile, cluster: Cluster, batch: int, stages: int | None) -> None:
     chain, topology = chain_of(profile), Topology(cluster)
-    if (stages or 1) > min(len(chain.allowed_cuts) - 1, topology.device_count):
+    if (stages or 1) > min(chain.most_stages, topology.device_count):
         return
     problem = problem_of(chain, topology, PlanOptions(batch_microbatches=batch, stages=stages))
     (scenario,) = scenarios(problem)
@@ -42,7 +42,7 @@ def test_no_plan_is_below_it_and_one_server_reaches_it(profile: Profile, cluster
         assert lowest_us == pytest.approx(best.microbatch_us, rel=1e-9)
         assert bound.fewest_devices(lowest_us) == best.devices
     path = bound.path(lowest_us)
-    assert [first for first, _, _ in path] == [0, *(last for _, last, _ in path[:-1])] and path[-1][1] == chain.layer_count
+    assert [first for first, _, _ in path] == [0, *(last for _, last, _ in path[:-1])] and path[-1][1] == chain.end
     assert sum(r for _, _, r in path) == bound.fewest_devices(lowest_us)
 
 

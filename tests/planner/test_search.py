@@ -28,7 +28,7 @@ def compare(profile: Profile, cluster: Cluster, options: PlanOptions) -> str:
     """Assert that both find the same time, and the same device count unless times tie within the solver's tolerance."""
     chain, topology = chain_of(profile), Topology(cluster)
     devices = min(options.devices or topology.device_count, topology.device_count)
-    if (options.stages or 1) > min(len(chain.allowed_cuts) - 1, devices):
+    if (options.stages or 1) > min(chain.most_stages, devices):
         return "impossible"
     problem = problem_of(chain, topology, options)
     best, found = exhaustive(problem), search(problem)
