@@ -14,6 +14,7 @@ import hashlib
 import json
 import math
 import os
+import stat
 import tempfile
 import types
 import typing
@@ -84,12 +85,18 @@ def write_document(document: Document, path: str | os.PathLike[str]) -> None:
 def write_text(path: str | os.PathLike[str], text: str) -> None:
     """Write ``text`` to ``path`` so that a reader sees the old file or the new one, never a part.
 
+    A link stays, and the file it leads to is replaced. A device or a pipe (``/dev/null``) is written to as it is.
+
     Raises:
         BadInput: the folder cannot be written.
     """
     target = Path(path)
     temporary = None
     try:
+        if _takes_writes_only(target):
+            target.write_text(text, encoding="utf-8")
+            return
+        target = Path(os.path.realpath(target))
         target.parent.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
         with os.fdopen(handle, "w", encoding="utf-8") as file:
@@ -107,10 +114,19 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
         raise BadInput(f"cannot write {path}: {error.strerror}", hint="choose another path with -o", code="unwritable") from error
 
 
+def _takes_writes_only(path: Path) -> bool:
+    try:
+        mode = path.stat().st_mode
+    except OSError:
+        return False
+    return not stat.S_ISREG(mode) and not stat.S_ISDIR(mode)
+
+
 def document_text(document: Document) -> str:
     """The text of a document's file."""
     body = {"format": document.FORMAT, "version": document.VERSION} | encode(document)
-    return json.dumps(body, indent=1, allow_nan=False, ensure_ascii=False) + "\n"
+    text = json.dumps(body, indent=1, allow_nan=False, ensure_ascii=False) + "\n"
+    return text.encode("utf-8", "backslashreplace").decode()  # a file name that is not UTF-8 is in it as the escape of JSON
 
 
 def digest(document: Document) -> str:
@@ -150,7 +166,10 @@ def decode(cls: Any, data: Any, where: str) -> Any:
     if origin is dict:
         _expect(isinstance(data, dict), data, where, "an object")
         return {key: decode(arguments[1], item, f"{where}.{key}" if where else key) for key, item in data.items()}
-    return _decode_scalar(cls, data, where)
+    data = _decode_scalar(cls, data, where)
+    if cls is int and abs(data) >= 2**63:  # arithmetic with it would leave the range of a float
+        raise InvalidValue(f"{where} is {_show(data)}, which is beyond {2**63}")
+    return data
 
 
 def _decode_dataclass(cls: type, data: Any, where: str) -> Any:

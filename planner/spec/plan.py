@@ -26,7 +26,7 @@ class StagePlan:
     def __post_init__(self) -> None:
         require(bool(self.layers), "layers is empty")
         require(bool(self.devices), "devices is empty")
-        require(self.in_flight >= 1, f"in_flight {self.in_flight} is below 1")
+        require(1 <= self.in_flight < 1e12, f"in_flight {self.in_flight} is not between 1 and 1e12")
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,8 @@ class Plan:
     cluster: Cluster
 
     def __post_init__(self) -> None:
-        require(self.microbatch_size >= 1, f"microbatch_size {self.microbatch_size} is below 1")
+        require(1 <= self.microbatch_size < 1e12, f"microbatch_size {self.microbatch_size} is not between 1 and 1e12")
+        require(1 <= self.batch_microbatches < 1e12, f"batch_microbatches {self.batch_microbatches} is not between 1 and 1e12")
         require(bool(self.stages), "stages is empty")
         require(len(self.predicted.stages) == len(self.stages),
                 f"predicted.stages has {len(self.predicted.stages)} entries for {len(self.stages)} stages")
@@ -125,7 +126,7 @@ class Plan:
                 require(device not in used, f"stages[{index}] is on {device!r}, which is taken already")
                 used.add(device)
             r = len(stage.devices)
-            require(self.batch_microbatches >= 1 and self.batch_microbatches % r == 0,
+            require(self.batch_microbatches % r == 0,
                     f"batch_microbatches {self.batch_microbatches} is not a multiple of the {r} replicas of stages[{index}]")
         layers = [name for stage in self.stages for name in stage.layers]
         require(len(set(layers)) == len(layers), "a layer is in two stages")

@@ -35,11 +35,11 @@ class Device:
     link_latency_us: float
 
     def __post_init__(self) -> None:
-        require(self.count >= 1, f"device count {self.count} is below 1")
-        require(self.threads >= 1, f"threads {self.threads} is below 1")
-        require(self.memory_bytes >= 1, f"memory_bytes {self.memory_bytes} is below 1")
-        require(self.link_bandwidth_bytes_per_s > 0, f"link_bandwidth_bytes_per_s {self.link_bandwidth_bytes_per_s} is not above 0")
-        require(self.link_latency_us >= 0, f"link_latency_us {self.link_latency_us} is below 0")
+        require(bool(self.kind), "kind is empty")
+        for field, least, most in (("count", 1, 1_000_000), ("threads", 1, 1_000_000), ("memory_bytes", 1, 10**18),
+                                   ("link_bandwidth_bytes_per_s", 1e-18, 1e18), ("link_latency_us", 0, 1e12)):
+            value = getattr(self, field)
+            require(least <= value <= most, f"{field} {value} is not between {least} and {most:g}")
 
 
 @dataclass(frozen=True)
@@ -102,6 +102,7 @@ class TiedParameter:
     layers: tuple[int, ...]
 
     def __post_init__(self) -> None:
+        require(0 <= self.parameter_bytes < 1e18, f"parameter_bytes {self.parameter_bytes} is not between 0 and 1e18")
         require(len(self.layers) >= 2, f"layers {list(self.layers)} are fewer than 2")
         require(list(self.layers) == sorted(set(self.layers)), f"layers {list(self.layers)} are not ascending and distinct")
 
@@ -140,7 +141,7 @@ class Profile:
     tied: tuple[TiedParameter, ...]
 
     def __post_init__(self) -> None:
-        require(self.microbatch_size >= 1, f"microbatch_size {self.microbatch_size} is below 1")
+        require(1 <= self.microbatch_size < 1e12, f"microbatch_size {self.microbatch_size} is not between 1 and 1e12")
         require(bool(self.layers), "layers is empty: there is nothing to plan")
         seen: set[str] = set()
         for index, layer in enumerate(self.layers):

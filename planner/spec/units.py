@@ -6,7 +6,6 @@ Inside the program a quantity is a plain number whose name carries the unit
 
 from __future__ import annotations
 
-import math
 import re
 
 from planner.spec.errors import InvalidValue
@@ -18,6 +17,8 @@ _BYTES = {
 }
 _BITS = {f"{p}bit": 1000.0 ** (i + 1) / 8 for i, p in enumerate("kmgtp")} | {"bit": 1 / 8}
 _MICROSECONDS = {"ns": 1e-3, "us": 1.0, "µs": 1.0, "ms": 1e3, "s": 1e6, "min": 60e6, "h": 3600e6}
+_MOST_BYTES = 1e18  # what the value types hold, also for bytes per second
+_MOST_US = 1e12
 _QUANTITY = re.compile(r"\s*([0-9]*\.?[0-9]+(?:[eE][-+]?[0-9]+)?)\s*([a-zA-Zµ/]*)\s*\Z")
 
 
@@ -27,7 +28,7 @@ def parse_bytes(text: str) -> int:
     >>> parse_bytes("1 KiB"), parse_bytes("16GB"), parse_bytes("12")
     (1024, 16000000000, 12)
     """
-    return round(_parse(text, _BYTES | {"": 1.0}, "a size in bytes such as '16 GiB'"))
+    return round(_parse(text, _BYTES | {"": 1.0}, "a size in bytes such as '16 GiB'", _MOST_BYTES))
 
 
 def parse_bandwidth(text: str) -> float:
@@ -38,7 +39,7 @@ def parse_bandwidth(text: str) -> float:
     """
     per_second = {f"{unit}/s": factor for unit, factor in (_BYTES | _BITS).items()}
     per_second |= {unit.replace("bit", "bps"): factor for unit, factor in _BITS.items()}
-    value = _parse(text, per_second, "a bandwidth such as '12.5 GB/s' or '10 Gbit/s'")
+    value = _parse(text, per_second, "a bandwidth such as '12.5 GB/s' or '10 Gbit/s'", _MOST_BYTES)
     if value <= 0:
         raise InvalidValue(f"bandwidth {text!r} is not above zero", hint="give the link's rate, for example '1.25 GB/s'")
     return value
@@ -50,17 +51,17 @@ def parse_duration_us(text: str) -> float:
     >>> parse_duration_us("0.2 ms"), parse_duration_us("3s")
     (200.0, 3000000.0)
     """
-    return _parse(text, _MICROSECONDS, "a duration such as '5 us'")
+    return _parse(text, _MICROSECONDS, "a duration such as '5 us'", _MOST_US)
 
 
-def _parse(text: str, factors: dict[str, float], expected: str) -> float:
+def _parse(text: str, factors: dict[str, float], expected: str, most: float) -> float:
     match = _QUANTITY.match(text)
     factor = factors.get(match.group(2).lower()) if match else None
     if match is None or factor is None:
         raise InvalidValue(f"{text!r} is not {expected}", hint=f"known units: {', '.join(u for u in factors if u)}")
     value = float(match.group(1)) * factor
-    if not math.isfinite(value):
-        raise InvalidValue(f"{text!r} is too large", hint=f"give {expected}")
+    if not value < most:
+        raise InvalidValue(f"{text!r} is too large: {value:g}, the most is {most:g}", hint=f"give {expected}")
     return value
 
 

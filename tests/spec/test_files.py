@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planner.spec.errors import BadInput, InvalidFile
-from planner.spec.files import digest, document_text, parse_document, read_document, require, write_document
+from planner.spec.files import digest, document_text, parse_document, read_document, require, write_document, write_text
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,9 +39,9 @@ class Thing:
 
 things = st.builds(
     Thing,
-    count=st.integers(),
+    count=st.integers(-(2**63) + 1, 2**63 - 1),
     mode=st.sampled_from(["a", "b"]),
-    limit_bytes=st.none() | st.integers(),
+    limit_bytes=st.none() | st.integers(-(2**63) + 1, 2**63 - 1),
     parts=st.lists(st.builds(Part, name=st.text(), load_us=st.floats(0, 1e12))).map(tuple),
     settings=st.dictionaries(st.text(), st.text() | st.integers() | st.booleans() | st.floats(-1e6, 1e6)),
 )
@@ -142,3 +142,37 @@ def test_a_digest_follows_the_value() -> None:
     thing = Thing(1, "a", None, (), {})
     assert digest(thing) == digest(dataclasses.replace(thing))
     assert digest(thing) != digest(dataclasses.replace(thing, count=2))
+
+
+def test_a_number_that_no_arithmetic_survives_is_refused_with_its_place() -> None:
+    data = valid() | {"count": 10**400}
+    with pytest.raises(InvalidFile, match=r"count is 1000.*beyond"):
+        parse_document(Thing, json.dumps(data), source="x")
+    assert parse_document(Thing, json.dumps(valid() | {"settings": {"big": 10**40}}), source="x").settings == {"big": 10**40}
+
+
+def test_a_file_name_that_is_not_utf_8_is_written_and_read_back(tmp_path: Path) -> None:
+    thing = Thing(1, "a", None, (Part(os.fsdecode(b"\xff.py"), 1.0),), {})
+    write_document(thing, tmp_path / "thing.json")
+    assert read_document(Thing, tmp_path / "thing.json") == thing
+    assert (tmp_path / "thing.json").read_text(encoding="utf-8") == document_text(thing)
+    assert len(digest(thing)) == 64
+
+
+def test_a_pipe_is_written_to_and_not_replaced(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reading = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        write_text(pipe, "whole")
+        assert os.read(reading, 100) == b"whole"
+    finally:
+        os.close(reading)
+    assert pipe.is_fifo() and list(tmp_path.iterdir()) == [pipe]
+
+
+def test_a_link_stays_and_leads_to_the_new_text(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("old")
+    (tmp_path / "link").symlink_to("file")
+    write_text(tmp_path / "link", "new")
+    assert (tmp_path / "link").is_symlink() and (tmp_path / "file").read_text() == "new"

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from planner.spec.cluster import Cluster, DeviceType, Link, Node
 from planner.spec.errors import InvalidFile, InvalidValue
 from planner.spec.files import document_text, parse_document
-from planner.spec.profile import Tensor
+from planner.spec.plan import StagePlan
+from planner.spec.profile import Device, Tensor, TiedParameter
 from planner.spec.trace import Span, chrome_trace
 from planner.spec.units import format_bytes, parse_bandwidth, parse_bytes, parse_duration_us
 
@@ -51,6 +52,16 @@ def test_a_fault_deep_in_the_tree_is_named() -> None:
         lambda: Cluster("c", (DeviceType("gpu", 1.0, None),), ()),
         lambda: Link(0.0, 0.0),
         lambda: DeviceType("gpu", 0.0, None),
+        lambda: Device("", "", 1, 1, 1, 1.0, 0.0),
+        lambda: Device("cpu", "", 10**9, 1, 1, 1.0, 0.0),
+        lambda: Device("cpu", "", 1, 1, 10**30, 1.0, 0.0),
+        lambda: Device("cpu", "", 1, 1, 1, 1e30, 0.0),
+        lambda: Device("cpu", "", 1, 1, 1, 1.0, 1e30),
+        lambda: TiedParameter("w", -1, (0, 1)),
+        lambda: StagePlan(("a",), ("device0",), 10**12, False),
+        lambda: parse_bytes("1e30 TB"),
+        lambda: parse_bandwidth("1e17 GB/s"),
+        lambda: parse_duration_us("1e9 h"),
         lambda: Tensor("t", 3, (3,), 1, 1),
         lambda: Tensor("t", 0, (2, 1), 1, 1),
         lambda: Tensor("t", 0, (), 1, 1),
