@@ -9,8 +9,11 @@ from pathlib import Path
 
 import torch
 
+from planner.spec.errors import told
+
 __all__ = ["one_line", "user_line"]
 
+_LONGEST = 500  # characters of a message or a source line that are shown
 _OURS = Path(__file__).parent
 _LIBRARIES = [Path(torch.__file__).parent, *(Path(sysconfig.get_path(name)) for name in ("purelib", "platlib", "stdlib", "platstdlib"))]
 
@@ -38,12 +41,16 @@ def user_line(error: BaseException, prefer: Path | None = None) -> str:
 
 def one_line(error: BaseException) -> str:
     """The exception's class and the first line of its message."""
-    text = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
+    text = told(error).strip().splitlines()
+    return f"{type(error).__name__}: {_short(text[0])}" if text else type(error).__name__
 
 
 def _source(filename: str, number: int | None) -> str:
-    return linecache.getline(filename, number or 0).strip()
+    return _short(linecache.getline(filename, number or 0).strip())
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST - 3]}..."
 
 
 def _is_beside(path: Path, prefer: Path | None) -> bool:

@@ -97,10 +97,9 @@ def capture_evaluation(job: Job, microbatch_size: int) -> Captured:
 def _capture(job: Job, source: MicrobatchSource | EvaluationSource, *, evaluation: bool, training: Captured | None = None) -> Captured:
     with contextlib.redirect_stdout(sys.stderr), explain("the job's data", None):
         layout = layout_of(job, source.dataset[0])
-        tensors = source.read(0)
+        device = next(iter(job.model.parameters())).device
+        tensors = tuple(tensor.to(device) for tensor in source.read(0))
     step = Step(job, layout, evaluation=evaluation)
-    device = next(iter(job.model.parameters())).device
-    tensors = tuple(tensor.to(device) for tensor in tensors)
     lifted = lift(job, export(step, tensors, training=not evaluation), step, layout.names)
     arguments = (*lifted.state, *tensors)
     facts = observe(lifted.module, arguments, grad=not evaluation)

@@ -6,6 +6,7 @@ lines and the environment are as before.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import dataclasses
 import multiprocessing
@@ -83,9 +84,19 @@ def warm_up() -> None:
     os.close(lowest)
     if _server_output is None:
         _server_output = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the server
+        atexit.register(_end_server)
     multiprocessing.get_context("forkserver").set_forkserver_preload(_PRELOAD)
     with interrupts_ignored(), standard_output_to(_server_output):
         multiprocessing.forkserver.ensure_running()
+
+
+def _end_server() -> None:
+    """Kill the fork server at our own exit: busy loading torch, it would notice that we are gone only seconds later."""
+    server = getattr(multiprocessing.forkserver._forkserver, "_forkserver_pid", None)  # type: ignore[attr-defined]
+    if server is not None:
+        with contextlib.suppress(ChildProcessError, ProcessLookupError):
+            if os.waitpid(server, os.WNOHANG) == (0, 0):  # still a child of ours, and running
+                os.kill(server, signal.SIGKILL)
 
 
 def run_workers(

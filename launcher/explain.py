@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from launcher.blame import one_line, user_line
-from planner.spec.errors import BadInput, PipedreamError
+from planner.spec.errors import BadInput, PipedreamError, told
 
 __all__ = ["LostGradient", "explain"]
 
@@ -28,11 +28,13 @@ def explain(what: str, step: torch.nn.Module | None = None, tensors: Sequence[to
         yield
     except PipedreamError:
         raise
-    except Exception as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # also SystemExit, when the user's code calls sys.exit()
         raise _explained(what, error, step, tensors) from error
 
 
-def _explained(what: str, error: Exception, step: torch.nn.Module | None, tensors: Sequence[torch.Tensor]) -> BadInput:
+def _explained(what: str, error: BaseException, step: torch.nn.Module | None, tensors: Sequence[torch.Tensor]) -> BadInput:
     if step is not None:
         own = _own_failure(step, tensors)
         if isinstance(own, PipedreamError):
@@ -50,13 +52,15 @@ def _at(error: BaseException) -> str:
     return f", at {line}" if line else ""
 
 
-def _own_failure(step: torch.nn.Module, tensors: Sequence[torch.Tensor]) -> Exception | None:
+def _own_failure(step: torch.nn.Module, tensors: Sequence[torch.Tensor]) -> BaseException | None:
     """The exception of a plain call, with buffers put back as they were."""
     saved = [(buffer, buffer.detach().clone()) for buffer in step.buffers()]
     try:
         with torch.random.fork_rng(devices=[]):
             step(*(tensor.clone() for tensor in tensors))
-    except Exception as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
         return error
     finally:
         with torch.no_grad():
@@ -65,10 +69,10 @@ def _own_failure(step: torch.nn.Module, tensors: Sequence[torch.Tensor]) -> Exce
     return None
 
 
-def _reason(error: Exception) -> tuple[str, str]:
+def _reason(error: BaseException) -> tuple[str, str]:
     if isinstance(error, LostGradient):
-        return str(error), error.hint
-    name, text = type(error).__name__, str(error)
+        return told(error), error.hint
+    name, text = type(error).__name__, told(error)
     if "DataDependent" in name or "data-dependent" in text or "unbacked" in text.lower():
         return ("what happens next depends on the values of a tensor",
                 "choose without a branch (torch.where, masking, torch.clamp), or decide on shapes or settings instead of values")

@@ -18,6 +18,7 @@ from launcher.rundir import RunDirectory, RunSettings
 from launcher.runtime.channel import workers
 from launcher.split import split
 from launcher.status import StatusBoard
+from launcher.surroundings import folder_kept
 from launcher.task import Task, pipeline_of, sized
 from planner.spec.errors import Interrupted
 from planner.spec.files import digest
@@ -63,13 +64,14 @@ def train(plan: Plan, reference: JobReference, settings: TrainSettings, on_progr
     directory.check_unused()
     on_progress(Progress("checking the plan", 0, settings.updates or 0, None, None))
     engine.warm_up()
-    job = sized(load_job(reference, seed=settings.seed), plan)
-    updates, left_out = count_updates(plan, job, settings.updates, settings.epochs)
-    pipeline = pipeline_of(plan, job, updates, settings.evaluate_every)
-    check_schedule(pipeline, plan.policy)
-    captured = capture_training(job)
-    check_model(plan, captured)
-    split(captured, [stage.layers for stage in plan.stages])
+    with folder_kept():
+        job = sized(load_job(reference, seed=settings.seed), plan)
+        updates, left_out = count_updates(plan, job, settings.updates, settings.epochs)
+        pipeline = pipeline_of(plan, job, updates, settings.evaluate_every)
+        check_schedule(plan, pipeline)
+        captured = capture_training(job)
+        check_model(plan, captured)
+        split(captured, [stage.layers for stage in plan.stages])
 
     run = RunSettings(reference, digest(plan), updates, settings.epochs, left_out, settings.seed, settings.evaluate_every, threads,
                       settings.oversubscribe, settings.timeout_s)
@@ -78,7 +80,8 @@ def train(plan: Plan, reference: JobReference, settings: TrainSettings, on_progr
     outputs = [(directory.stdout(*worker), directory.stderr(*worker)) for worker in workers(plan.replicas)]
     try:
         with reporting(directory.metrics, board, updates, on_progress):
-            engine.run_workers(work, Task(plan, run, pipeline, directory), outputs=outputs, log=directory.launcher_log)
+            task = Task(plan, run, pipeline, RunDirectory(directory.path.absolute()))  # a worker's job may change its folder
+            engine.run_workers(work, task, outputs=outputs, log=directory.launcher_log)
     except engine.WorkersFailed as error:
         raise explain(directory, plan.replicas, board, error.exit_codes, settings.timeout_s) from error
     except engine.Stopped as error:

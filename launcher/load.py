@@ -13,7 +13,7 @@ import random
 import sys
 import types
 import typing
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -44,9 +44,9 @@ def load_job(reference: JobReference, *, seed: int = 0) -> Job:
     """
     with contextlib.redirect_stdout(sys.stderr):
         factory, path = _find_factory(reference.target, seed)
-        keywords = _convert_settings(factory, reference)
-        _seed_everything(seed)
-        with _blaming(f"the job factory {factory.__name__}()", path):
+        with _blaming(f"the job factory {getattr(factory, '__name__', _DEFAULT_FACTORY)}()", path):
+            keywords = _convert_settings(factory, reference)
+            _seed_everything(seed)
             result = factory(**keywords)
         with _blaming("the job's data", path):
             return _check(result, reference.target)
@@ -55,7 +55,7 @@ def load_job(reference: JobReference, *, seed: int = 0) -> Job:
 def _find_factory(target: str, seed: int) -> tuple[Callable[..., Any], Path | None]:
     place, _, name = target.rpartition(":") if ":" in target else (target, "", "")
     _seed_everything(seed)
-    if place.endswith(".py"):
+    if place.endswith(".py") and "\0" not in place:  # no file has such a name
         path = Path(place).resolve()
         module = _run_file(path, place)
     elif name and place:
@@ -116,7 +116,9 @@ def _blaming(what: str, path: Path | None) -> Iterator[None]:
     except SyntaxError as error:
         raise BadInput(f"{what} is not valid Python: {error.msg} at {error.filename}:{error.lineno}: {(error.text or '').strip()}",
                        hint="correct that line", code="job_raised") from error
-    except (Exception, SystemExit) as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # SystemExit, and whatever else a file may raise
         line = user_line(error, path)
         raise BadInput(f"{what} raised {one_line(error)}{f' at {line}' if line else ''}",
                        hint=f"run `python {path}` to see it without pipedream" if path else "correct it there",
@@ -191,6 +193,8 @@ def _seed_everything(seed: int) -> None:
 
 def _check(job: Any, target: str) -> Job:
     """The job, if it can be trained at all."""
+    if inspect.iscoroutine(job):
+        job.close()  # it would complain later that nobody awaited it
     if not isinstance(job, Job):
         raise BadInput(f"{target} returned {type(job).__name__}, not a Job", hint="return launcher.Job(model=..., train_data=..., ...)")
     if not isinstance(job.model, torch.nn.Module):
@@ -201,6 +205,12 @@ def _check(job: Any, target: str) -> Job:
         value = getattr(job, field)
         if not callable(value) and not (field == "loss" and value is None):
             raise BadInput(f"{target}: {field} is a {type(value).__name__}, not callable", hint=f"give Job({field}=...) a function")
+    if not isinstance(job.metrics, Mapping):
+        raise BadInput(f"{target}: metrics is a {type(job.metrics).__name__}, not a dict", hint="give Job(metrics={'name': function})")
+    for name, metric in job.metrics.items():
+        if not isinstance(name, str) or not callable(metric):
+            raise BadInput(f"{target}: metrics has {name!r}: {type(metric).__name__}, not a name and a function",
+                           hint="give Job(metrics={'name': function})")
     if job.metrics and job.loss is None:
         raise BadInput(f"{target}: {len(job.metrics)} metrics but no loss function",
                        hint="metrics need Job(loss=...), which separates targets")
@@ -208,6 +218,8 @@ def _check(job: Any, target: str) -> Job:
         raise BadInput(f"{target}: a metric is called 'loss'", hint="give it another name")
     if not isinstance(job.microbatch_size, int) or isinstance(job.microbatch_size, bool) or job.microbatch_size < 1:
         raise BadInput(f"{target}: microbatch_size {job.microbatch_size!r} is not a whole number from 1", hint="use for example 8")
+    if not isinstance(job.loader_processes, int) or isinstance(job.loader_processes, bool) or job.loader_processes < 0:
+        raise BadInput(f"{target}: loader_processes {job.loader_processes!r} is not a whole number from 0", hint="use 0 for none")
     for field, data in (("train_data", job.train_data), ("evaluation_data", job.evaluation_data)):
         if data is None:
             if field == "evaluation_data":

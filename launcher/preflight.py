@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from launcher import devices
 from launcher.capture import Captured
 from launcher.data import MicrobatchSource
@@ -36,12 +38,20 @@ def threads_per_worker(plan: Plan, threads: int | None, oversubscribe: bool) -> 
     return threads if threads is not None else max(1, cores // workers)
 
 
-def check_schedule(pipeline: Pipeline, policy: str) -> None:
-    """Raise when the policy cannot be run or the plan's depths would deadlock."""
-    version_rule(policy, pipeline, 0)  # type: ignore[arg-type]
-    depth = max(r * d for r, d in zip(pipeline.replicas, pipeline.in_flight, strict=True))
-    batches = min(pipeline.batches, 2 + 2 * -(-depth // pipeline.batch_microbatches))
-    validate(Pipeline(pipeline.replicas, pipeline.in_flight, pipeline.batch_microbatches, batches, 1,
+def check_schedule(plan: Plan, pipeline: Pipeline) -> None:
+    """Raise when the runtime cannot do what the plan says, or the plan's depths would deadlock."""
+    recomputed = [index for index, stage in enumerate(plan.stages) if stage.recompute]
+    if recomputed:
+        raise BadInput(f"stage {recomputed[0]} of the plan recomputes its activations, which cannot be run yet", hint="plan again",
+                       code="recompute")
+    version_rule(plan.policy, pipeline, 0)
+    deepest = 2 * sum(pipeline.replicas)  # a stage that admits more than the workers there are waits for none
+    in_flight = tuple(min(depth, deepest) for depth in pipeline.in_flight)
+    depth = max(r * d for r, d in zip(pipeline.replicas, in_flight, strict=True))
+    common = math.lcm(*pipeline.replicas)
+    batch = min(pipeline.batch_microbatches, -(-4 * depth // common) * common)  # a longer batch repeats itself between two updates
+    batches = min(pipeline.batches, 2 + 2 * -(-depth // batch))
+    validate(Pipeline(pipeline.replicas, in_flight, batch, batches, 1,
                       pipeline.evaluate_at_end, min(pipeline.evaluation_microbatches, 2 * max(pipeline.replicas))))
 
 

@@ -1,4 +1,4 @@
-"""What starting processes does to the process that starts them, undone: log lines, ``__main__``, Ctrl-C, output."""
+"""What a job, or starting processes, does to this process, undone: folder, log lines, ``__main__``, Ctrl-C, output."""
 
 from __future__ import annotations
 
@@ -13,7 +13,22 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
-__all__ = ["interrupts_ignored", "standard_output_to", "torch_log_to", "without_main"]
+__all__ = ["folder_kept", "interrupts_ignored", "standard_output_to", "torch_log_to", "without_main"]
+
+
+@contextlib.contextmanager
+def folder_kept() -> Iterator[None]:
+    """Go back at the end to the folder we were in: a job may go to another, and our paths are relative to this one."""
+    try:
+        folder = os.getcwd()
+    except OSError:  # it has been removed
+        yield
+        return
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            os.chdir(folder)
 
 
 @contextlib.contextmanager

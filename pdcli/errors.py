@@ -6,7 +6,6 @@ plan, 4 the plan does not match the machine, the job or the checkpoint, 5 a work
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import traceback
@@ -14,13 +13,15 @@ from dataclasses import dataclass
 
 import click
 
-from planner.spec.errors import BadInput, Infeasible, Interrupted, Mismatch, PipedreamError, WorkerFailure
+from pdcli.output import json_line
+from planner.spec.errors import BadInput, Infeasible, Interrupted, Mismatch, PipedreamError, WorkerFailure, told
 
 __all__ = ["Failure", "describe", "report"]
 
 EXIT_CODES: dict[type[PipedreamError], int] = {BadInput: 2, Infeasible: 3, Mismatch: 4, WorkerFailure: 5, Interrupted: 130}
 NO_HINT = {2: "correct the input and run the command again", 3: "allow more memory or devices", 4: "make a new plan with 'pipedream plan'",
            5: "read the worker's log in the run directory", 130: "run the same command again to start over"}
+MOST_CHARACTERS = 2000  # of a message: an exception of a library may carry a whole program
 PACKAGES = ("torch", "numpy", "networkx", "pulp", "highspy", "rich")
 
 
@@ -51,7 +52,10 @@ def describe(error: BaseException) -> Failure:
         return Failure("interrupted", "interrupted", NO_HINT[130], 130)
     if isinstance(error, ModuleNotFoundError) and error.name in PACKAGES:
         return Failure("missing_package", f"the package {error.name!r} is not installed", f"pip install {error.name}", 1)
-    what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    if isinstance(error, SystemExit):
+        return Failure("unexpected", f"the program was ended by sys.exit({error.code!r})", "let the job return or raise an error", 1)
+    text = told(error)
+    what = f"{type(error).__name__}: {text}" if text else type(error).__name__
     return Failure("unexpected", _line(what), _bug_hint(), 1)
 
 
@@ -61,7 +65,7 @@ def report(failure: Failure, error: BaseException, *, as_json: bool, debug: bool
         traceback.print_exception(error, file=sys.stderr)
     if as_json:
         body = {"status": "error", "code": failure.code, "message": failure.message, "hint": failure.hint, "exit_code": failure.exit_code}
-        click.echo(json.dumps(body, ensure_ascii=False))
+        click.echo(json_line(body, sys.stdout), nl=False)
         return
     colour = False if os.environ.get("NO_COLOR") else None  # None: only on a terminal
     click.echo(f"{click.style('error:', fg='red', bold=True)} {failure.message}", err=True, color=colour)
@@ -73,5 +77,6 @@ def _bug_hint() -> str:
 
 
 def _line(text: str) -> str:
-    """``text`` on one line, without control characters that a terminal would obey."""
-    return "".join(c for c in " ".join(text.split()) if c.isprintable())
+    """``text`` on one line of bearable length, without control characters that a terminal would obey."""
+    line = "".join(c for c in " ".join(text.split()) if c.isprintable())
+    return line if len(line) <= MOST_CHARACTERS else f"{line[:MOST_CHARACTERS - 3]}..."

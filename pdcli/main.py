@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+import traceback
 from collections.abc import Sequence
 
 import click
@@ -70,9 +71,16 @@ def _run(words: list[str]) -> int:
         return code if isinstance(code, int) else 0
     except BrokenPipeError:
         raise
-    except SystemExit as error:
-        return error.code if isinstance(error.code, int) else 1
     except BaseException as error:
+        if isinstance(error, SystemExit) and _raised_by_click(error):  # its answer to a reader that has gone
+            return error.code if isinstance(error.code, int) else 1
         failure = describe(error)
         report(failure, error, as_json="--json" in words, debug="--debug" in words)
         return failure.exit_code
+
+
+def _raised_by_click(error: BaseException) -> bool:
+    place = ""
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        place = str(frame.f_globals.get("__name__"))
+    return place.partition(".")[0] == "click"

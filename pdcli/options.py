@@ -7,6 +7,7 @@ is the one that was given.
 from __future__ import annotations
 
 import functools
+import math
 import shlex
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
@@ -16,7 +17,7 @@ from click.core import ParameterSource
 
 from planner.spec.errors import BadInput
 
-__all__ = ["SETTINGS", "command_line", "common", "parse_quantity", "parse_settings", "seed", "settings", "threads"]
+__all__ = ["COUNT", "SECONDS", "SETTINGS", "command_line", "common", "parse_quantity", "parse_settings", "seed", "settings", "threads"]
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 Setting = str | int | float | bool
@@ -27,9 +28,25 @@ SETTINGS: dict[str, Any] = {
     "max_content_width": 100,
 }
 
+
+
+class _Seconds(click.FloatRange):
+    """A duration: above zero, and a number that a clock can hold (no ``nan``, no ``inf``)."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        seconds = float(super().convert(value, param, ctx))
+        if not seconds < math.inf:
+            self.fail(f"{value} is not a finite number of seconds.", param, ctx)
+        return seconds
+
+
+COUNT = click.IntRange(1, 1_000_000_000)
+SECONDS = _Seconds(0, 1e9, min_open=True)
+
 settings = click.option("--set", "settings", metavar="NAME=VALUE", multiple=True, help="Argument of the job's factory; may be repeated.")
-seed = click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of weights, data order and dropout.")
-threads = click.option("--threads", type=click.IntRange(min=1), help="Threads a worker computes with on a CPU.")
+seed = click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=0, show_default=True,
+                    help="Seed of weights, data order and dropout.")
+threads = click.option("--threads", type=click.IntRange(1, 4096), help="Threads a worker computes with on a CPU.")
 
 NOT_STORED = {"as_json", "verbose", "debug", "output", "check", "sweep", "plot"}  # they do not change what a file holds
 

@@ -18,7 +18,7 @@ from pdcli.progress import Progress, bars, lines
 if TYPE_CHECKING:
     from rich.text import Text
 
-__all__ = ["Output", "claimed_stdout", "plain"]
+__all__ = ["Output", "claimed_stdout", "json_line", "plain"]
 
 WIDTH = 100
 
@@ -37,7 +37,7 @@ def claimed_stdout() -> Iterator[TextIO]:
         return
     own = os.dup(1)
     os.dup2(2, 1)
-    stream = os.fdopen(own, "w", encoding=sys.stdout.encoding, errors=sys.stdout.errors)
+    stream = os.fdopen(own, "w", encoding=sys.stdout.encoding, errors="backslashreplace")  # as stderr: a name is shown, not fatal
     try:
         with contextlib.redirect_stdout(sys.stderr):
             yield stream
@@ -53,6 +53,16 @@ def _is_descriptor_1(stream: TextIO) -> bool:
         return stream.fileno() == 1
     except (OSError, io.UnsupportedOperation):
         return False
+
+
+def json_line(body: dict[str, Any], stream: TextIO) -> str:
+    """``body`` as one line, with escapes if ``stream`` cannot hold its characters otherwise."""
+    line = json.dumps(body, ensure_ascii=False)
+    try:
+        line.encode(stream.encoding or "utf-8")
+    except UnicodeEncodeError:
+        line = json.dumps(body)
+    return f"{line}\n"
 
 
 def plain(stream: TextIO) -> bool:
@@ -73,7 +83,7 @@ class Output:
         if self.as_json:
             status, code = ("ok", "ok") if exit_code == 0 else ("error", "differs")
             body = {"status": status, "code": code, "message": message, "hint": next_command, "exit_code": exit_code} | fields
-            self.stdout.write(json.dumps(body, ensure_ascii=False) + "\n")
+            self.stdout.write(json_line(body, self.stdout))
             self.stdout.flush()
 
     def text(self, line: str | Text = "") -> None:

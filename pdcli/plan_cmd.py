@@ -28,12 +28,12 @@ POLICIES = ("stash", "vertical", "2bw", "flush", "latest")
 @click.option("--inter-bandwidth", metavar="RATE", help="Link of each server to the others, such as 10Gbit/s.")
 @click.option("--memory", metavar="BYTES", help="Memory of each device, such as 16GB.  [default: the cluster's]")
 @click.option("--policy", type=click.Choice(POLICIES), default="stash", show_default=True, help="Which weights a microbatch sees.")
-@click.option("--batch-microbatches", type=click.IntRange(min=1),
+@click.option("--batch-microbatches", type=options.COUNT,
               help="Microbatches between two updates.  [default: as few as the replicas allow]")
-@click.option("--stages", type=click.IntRange(min=1), help="Exactly so many stages.  [default: the fastest number]")
-@click.option("--max-replicas", type=click.IntRange(min=1), help="At most so many replicas of a stage.")
-@click.option("--devices", type=click.IntRange(min=1), help="Use at most so many devices.")
-@click.option("--time-limit", type=click.FloatRange(min=0, min_open=True), default=60.0, show_default=True, metavar="SECONDS",
+@click.option("--stages", type=options.COUNT, help="Exactly so many stages.  [default: the fastest number]")
+@click.option("--max-replicas", type=options.COUNT, help="At most so many replicas of a stage.")
+@click.option("--devices", type=options.COUNT, help="Use at most so many devices.")
+@click.option("--time-limit", type=options.SECONDS, default=60.0, show_default=True, metavar="SECONDS",
               help="After this, give the best plan found with its gap.")
 @click.option("-o", "--output", default="plan.json", show_default=True, help="File to write.")
 @click.option("--check", is_flag=True, help="Write nothing; exit 1 when the file differs from the plan found.")

@@ -22,8 +22,8 @@ HEAVIEST = 12  # layers shown
 @click.argument("job", metavar="JOB")
 @options.settings
 @click.option("-o", "--output", default="profile.json", show_default=True, help="File to write.")
-@click.option("--microbatch-size", type=click.IntRange(min=1), help="Samples in a microbatch.  [default: the job's]")
-@click.option("--repeats", type=click.IntRange(min=1), default=10, show_default=True,
+@click.option("--microbatch-size", type=options.COUNT, help="Samples in a microbatch.  [default: the job's]")
+@click.option("--repeats", type=options.COUNT, default=10, show_default=True,
               help="Measurements of each layer; their median counts.")
 @options.threads
 @options.seed
@@ -40,9 +40,10 @@ def command(context: click.Context, out: Output, job: str, settings: tuple[str, 
     reference = JobReference(job, options.parse_settings(settings))
 
     from launcher.profiling.profile import profile_job
+    from launcher.surroundings import folder_kept
     from planner.spec.files import write_document
 
-    with out.progress() as progress:
+    with out.progress() as progress, folder_kept():
         profile = profile_job(reference, microbatch_size=microbatch_size, repeats=repeats, threads=threads, seed=seed,
                               command=options.command_line(context), on_progress=progress)
     write_document(profile, output)

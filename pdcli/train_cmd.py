@@ -28,14 +28,14 @@ __all__ = ["command"]
 @click.argument("plan", metavar="PLAN")
 @click.option("--job", metavar="JOB", help="The job to train.  [default: the one that was profiled]")
 @options.settings
-@click.option("--steps", type=click.IntRange(min=1), help="Updates of the weights.")
-@click.option("--epochs", type=click.IntRange(min=1), help="Passes over the training data.  [default: 1, without --steps]")
+@click.option("--steps", type=options.COUNT, help="Updates of the weights.")
+@click.option("--epochs", type=options.COUNT, help="Passes over the training data.  [default: 1, without --steps]")
 @click.option("--run-dir", metavar="DIR", help="Folder for logs, metrics, trace and weights.  [default: runs/NAME-N]")
 @click.option("--evaluate-every", type=click.IntRange(min=0), default=0, metavar="STEPS", help="Evaluate this often; always at the end.")
 @options.seed
 @options.threads
 @click.option("--oversubscribe", is_flag=True, help="Allow more workers than this machine has devices.")
-@click.option("--timeout", type=click.FloatRange(min=0, min_open=True), default=300.0, show_default=True, metavar="SECONDS",
+@click.option("--timeout", type=options.SECONDS, default=300.0, show_default=True, metavar="SECONDS",
               help="A worker silent for so long has failed.")
 @options.common
 def command(out: Output, plan: str, job: str | None, settings: tuple[str, ...], steps: int | None, epochs: int | None, run_dir: str | None,
@@ -175,10 +175,14 @@ def show(out: Output, plan: Plan, summary: Summary) -> None:
               ("", "workers", "predicted", "measured", "ratio", "idle", "predicted memory", "peak memory"), rows)
     out.text()
     out.text(f"throughput: {summary.samples_per_s:.1f} samples/s")
-    out.text(f"final training loss: {summary.final_train_loss:.4f}")
+    out.text(f"final training loss: {_number(summary.final_train_loss)}")
     if summary.evaluations:
         last = summary.evaluations[-1]
-        out.text(f"evaluation after update {last.update}: " + ", ".join(f"{name} {value:.4f}" for name, value in last.values.items()))
+        out.text(f"evaluation after update {last.update}: " + ", ".join(f"{name} {_number(value)}" for name, value in last.values.items()))
+
+
+def _number(value: float | None) -> str:
+    return "not finite" if value is None else f"{value:.4f}"
 
 
 def _ratio(measured_us: float, predicted_us: float) -> str:

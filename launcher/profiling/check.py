@@ -57,14 +57,20 @@ def _compare(own: tuple[float, list[torch.Tensor | None]], graph: tuple[float, l
     if abs(own[0] - graph[0]) > LOSS_TOLERANCE * max(abs(own[0]), 1e-6):
         raise BadInput(f"the captured graph computes the loss {graph[0]:.6g}, the model itself {own[0]:.6g} on the same data",
                        hint=hint, code="capture_differs")
-    norm = sum(float(gradient.double().norm()) ** 2 for gradient in own[1] if gradient is not None) ** 0.5
+    norm = sum(float(_exact(gradient).norm()) ** 2 for gradient in own[1]) ** 0.5
     for name, expected, got in zip(parameters, own[1], graph[1], strict=True):
-        wanted, found = (0.0 if g is None else float(g.double().norm()) for g in (expected, got))
-        zero = torch.zeros((), dtype=torch.float64)
-        difference = float(((zero if got is None else got.double()) - (zero if expected is None else expected.double())).norm())
+        wanted, found = (float(_exact(gradient).norm()) for gradient in (expected, got))
+        difference = float((_exact(got) - _exact(expected)).norm())
         if difference > GRADIENT_TOLERANCE * max(wanted, 1e-3 * norm):
             raise BadInput(f"the captured graph gives {name!r} a gradient of norm {found:.6g}, the model itself {wanted:.6g} "
                            f"(difference {difference:.3g})", hint=hint, code="capture_differs")
+
+
+def _exact(gradient: torch.Tensor | None) -> torch.Tensor:
+    """In double precision; zero for none."""
+    if gradient is None:
+        return torch.zeros((), dtype=torch.float64)
+    return gradient.to_dense().to(torch.complex128 if gradient.is_complex() else torch.float64)
 
 
 def _loss_and_gradients(loss: torch.Tensor, parameters: Mapping[str, torch.Tensor]) -> tuple[float, list[torch.Tensor | None]]:

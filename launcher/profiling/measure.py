@@ -18,6 +18,7 @@ import torch
 from launcher import devices
 from launcher.capture import Captured
 from launcher.job import Job
+from launcher.optimizer import make_optimizer
 from launcher.profiling.layered import LayeredStep
 from launcher.randomness import keyed
 from launcher.split import split
@@ -62,7 +63,7 @@ def measure_times(job: Job, captured: Captured, state: Mapping[str, torch.Tensor
     """
     layered = LayeredStep(captured, state, data)
     parameters = {name: state[name] for name in captured.parameters}
-    optimizer = job.optimizer(parameters.values())  # type: ignore[arg-type]
+    optimizer = make_optimizer(job.optimizer, list(parameters.values()))  # type: ignore[arg-type]
     whole = _WholeStep(captured, state, data)
     owned = [[parameters[name] for name in layer.owned if name in parameters] for layer in layered.layers]
     copies = {name: torch.empty_like(parameter) for name, parameter in parameters.items()}

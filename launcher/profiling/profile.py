@@ -53,7 +53,8 @@ def profile_job(reference: JobReference, *, microbatch_size: int | None = None, 
     devices.set_threads(device.threads)
     try:
         job = _with_size(load_job(reference, seed=seed), microbatch_size)
-        job.model.to(devices.torch_device())
+        with explain("moving the model to the device"):
+            job.model.to(devices.torch_device())
         report("capturing the model", 0, 1)
         captured = capture_training(job)
         report("capturing the model", 1, 1)
@@ -79,7 +80,8 @@ def _with_size(job: Job, microbatch_size: int | None) -> Job:
 def _measure(job: Job, captured: Captured, reference: JobReference, device: Device, repeats: int, seed: int, command: str,
              report: OnProgress) -> Profile:
     place = devices.torch_device()
-    data = [tensor.to(place) for tensor in MicrobatchSource(job.train_data, job.microbatch_size, job.shuffle, seed).read(0)]
+    with explain("the job's data"):
+        data = [tensor.to(place) for tensor in MicrobatchSource(job.train_data, job.microbatch_size, job.shuffle, seed).read(0)]
     state = job.model.state_dict(keep_vars=True)
     report("checking the captured graph against the model", 0, 1)
     with explain("the training step", None):

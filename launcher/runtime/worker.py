@@ -7,13 +7,14 @@ only how long a receive waits.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
 import torch
 from torch import nn
 
+from launcher.optimizer import OptimizerFactory, make_optimizer
 from launcher.program import StageProgram
 from launcher.runtime.channel import Transport, Worker
 from launcher.runtime.evaluation import Evaluation
@@ -30,7 +31,6 @@ from planner.spec.schedule import Op, Pipeline, operations
 __all__ = ["Assignment", "Keyed", "OptimizerFactory", "StageWorker"]
 
 Keyed = Callable[[int], AbstractContextManager[None]]
-OptimizerFactory = Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer]
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class StageWorker:
         self._program, self._buffers, self._averaged = program, dict(buffers), assignment.averaged_buffers
         self.weights = WeightVersions([parameters[name] for name in program.parameters])
         self._stage = Stage(program, self.weights, [buffers[name] for name in program.buffers], self._pipeline.batch_microbatches)
-        self._optimizer = optimizer(self.weights.masters) if self.weights.trainable else None
+        self._optimizer = make_optimizer(optimizer, self.weights.masters) if self.weights.trainable else None
         self._rule = version_rule(assignment.policy, self._pipeline, self._worker.stage)
         self._reducer = transport.reducer(self._worker.stage)
         self._reduce = GradientReduction(self._reducer)
@@ -83,7 +83,7 @@ class StageWorker:
         self._next_forward = self._worker.replica
         self._inputs = assignment.train_source.iterate(
             range(self._worker.replica, self._pipeline.microbatches, self._replica_step), program.inputs)
-        self._losses: list[torch.Tensor] = []
+        self._losses: dict[int, torch.Tensor] = {}  # by microbatch: more than one batch's may be in flight
         self._evaluation: Evaluation | None = None
         if self._pipeline.evaluation_microbatches and assignment.evaluation_source is not None:
             indices = range(self._worker.replica, self._pipeline.evaluation_microbatches, self._replica_step)
@@ -121,7 +121,7 @@ class StageWorker:
             outputs = self._stage.forward(op.index, version, received, inputs)
         self._next_forward = op.index + self._replica_step
         if self._last:
-            self._losses.append(outputs[0])
+            self._losses[op.index] = outputs[0]
         else:
             self._links.send_activations(op.index, outputs)
         self._observer.spent(op, "forward", ready, time.monotonic_ns())
@@ -140,9 +140,9 @@ class StageWorker:
         if self._reducer.size > 1:
             self._observer.waiting(op)
         if self._last:
-            total = sum(float(value) for value in self._losses)
+            end = (op.index + 1) * self._pipeline.batch_microbatches
+            total = sum(float(self._losses.pop(microbatch)) for microbatch in sorted(self._losses) if microbatch < end)
             loss = sum_over_replicas([total], self._reducer, self._device)[0] / self._pipeline.batch_microbatches
-            self._losses.clear()
         self._reduce(self.weights.trainable)
         reduced = time.monotonic_ns()
         self._observer.running(op)

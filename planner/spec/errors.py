@@ -15,6 +15,7 @@ __all__ = [
     "Mismatch",
     "PipedreamError",
     "WorkerFailure",
+    "told",
 ]
 
 
@@ -36,6 +37,14 @@ class PipedreamError(Exception):
 
 def _rebuild(cls: type[PipedreamError], message: str, hint: str, code: str) -> PipedreamError:
     return cls(message, hint=hint, code=code)
+
+
+def told(error: BaseException) -> str:
+    """``str(error)``, also of an exception of somebody else's that cannot say it."""
+    try:
+        return str(error)
+    except Exception:
+        return ""
 
 
 class BadInput(PipedreamError):

@@ -9,9 +9,11 @@ import pytest
 
 from launcher import devices
 from launcher.launch import TrainSettings, train
+from launcher.preflight import check_schedule
 from planner.spec.errors import BadInput, Mismatch, PipedreamError
 from planner.spec.plan import Plan
 from planner.spec.profile import JobReference
+from planner.spec.schedule import Pipeline
 from tests.launcher.launching import MLP_JOB, even_cut, make_plan, write_job
 
 
@@ -109,3 +111,17 @@ def test_a_used_run_directory_is_left_alone(tmp_path: Path, reference: JobRefere
 
 def test_even_cut_covers_all_layers() -> None:
     assert even_cut(["a", "b", "c", "d", "e"], 2) == [("a", "b"), ("c", "d", "e")]
+
+
+def test_a_stage_that_recomputes(tmp_path: Path, reference: JobReference) -> None:
+    plan = make_plan(reference, (1, 1))
+    plan = dataclasses.replace(plan, stages=(plan.stages[0], dataclasses.replace(plan.stages[1], recompute=True)))
+    assert "stage 1" in refused(plan, reference, tmp_path).message
+
+
+def test_the_check_of_a_schedule_takes_no_longer_for_a_longer_batch_or_deeper_stages(reference: JobReference) -> None:
+    plan = make_plan(reference, (1, 1))
+    pipeline = Pipeline((1, 1), (10**11, 10**11), 10**11, 10**6)
+    check_schedule(plan, pipeline)
+    with pytest.raises(BadInput, match=r"cannot finish"):
+        check_schedule(plan, dataclasses.replace(pipeline, in_flight=(1, 10**11)))

@@ -112,3 +112,85 @@ def test_more_workers_than_devices(run: Run, profiled: Path, monkeypatch: pytest
     assert run("plan", str(profiled / "profile.json"), "--cluster", "1x3", "--intra-bandwidth", "1GB/s", "--stages", "3").exit_code == 0
     message, hint = run("train", "plan.json", "--steps", "1").failed(4)
     assert "3 workers" in message and "2 CPU cores" in message and "--oversubscribe" in hint
+
+
+@pytest.mark.parametrize("job", ["raise SystemExit(0)", "raise GeneratorExit"])
+def test_a_factory_that_ends_the_program(run: Run, job: str) -> None:
+    message, _ = run("profile", write_job(Path("job.py"), job=job)).failed(2)
+    assert "job()" in message and "Exit" in message
+
+
+def test_a_model_that_ends_the_program(run: Run) -> None:
+    job = write_job(Path("job.py"), forward="raise SystemExit(0)")
+    message, _ = run("profile", job).failed(2)
+    assert "SystemExit" in message and f"job.py:{line_of(job, 'raise SystemExit')}" in message
+
+
+def test_a_factory_that_is_no_plain_function(run: Run, recwarn: pytest.WarningsRecorder) -> None:
+    job = Path(write_job(Path("job.py")))
+    text = job.read_text()
+    job.write_text(text.replace("def job(", "async def job("))
+    message, _ = run("profile", str(job)).failed(2)
+    assert "coroutine" in message and not recwarn.list
+    job.write_text(text.replace("def job(", "def made(") + "\nimport functools\njob = functools.partial(made, no_such=1)\n")
+    message, _ = run("profile", str(job)).failed(2)
+    assert "no_such" in message
+
+
+@pytest.mark.parametrize("target", ["a\\0b.py", "a\\0b.py:job"])
+def test_a_job_that_no_file_can_be(run: Run, profiled: Path, target: str) -> None:
+    assert run("plan", str(profiled / "profile.json")).exit_code == 0
+    plan = json.loads(Path("plan.json").read_text())
+    plan["job"]["target"] = target.replace("\\0", "\0")
+    Path("plan.json").write_text(json.dumps(plan))
+    run("train", "plan.json", "--steps", "1").failed(2)
+
+
+@pytest.mark.parametrize(("data", "where"), [("torch.randn(32, width, device='meta')", "data"), ("torch.randn(32, width)", "model")])
+def test_tensors_without_values(run: Run, data: str, where: str) -> None:
+    job = Path(write_job(Path("job.py")))
+    text = job.read_text().replace("torch.randn(32, width), torch.randn", f"{data}, torch.randn")
+    job.write_text(text.replace("Job(Net(width)", "Job(Net(width).to('meta')" if where == "model" else "Job(Net(width)"))
+    message, _ = run("profile", str(job)).failed(2)
+    assert "meta" in message
+
+
+def test_an_optimizer_of_other_parameters(run: Run) -> None:
+    job = Path(write_job(Path("job.py"), job="other = torch.nn.Linear(3, 3)"))
+    job.write_text(job.read_text().replace("SGD(parameters", "SGD(other.parameters()"))
+    message, hint = run("profile", str(job)).failed(2)
+    assert "2 parameters" in message and "8 it was given" in message and "parameters" in hint
+    job.write_text(job.read_text().replace("torch.optim.SGD(other.parameters(), lr=0.1)", "None"))
+    message, _ = run("profile", str(job)).failed(2)
+    assert "NoneType" in message
+
+
+@pytest.mark.parametrize("argument", ["metrics=[3]", "metrics={'a': 3}", "metrics={3: len}", "loader_processes=-1", "loader_processes='x'"])
+def test_a_job_with_a_field_of_another_kind(run: Run, argument: str) -> None:
+    job = Path(write_job(Path("job.py")))
+    job.write_text(job.read_text().replace("4, loss", f"4, {argument}, loss"))
+    message, _ = run("profile", str(job)).failed(2)
+    assert argument.partition("=")[0] in message
+
+
+def test_a_job_that_goes_to_another_folder(run: Run) -> None:
+    job = write_job(Path("job.py"), job="import os; os.makedirs('elsewhere', exist_ok=True); os.chdir('elsewhere')")
+    assert run("profile", job, "--repeats", "1").exit_code == 0
+    assert Path("profile.json").is_file()
+    assert run("plan", "profile.json").exit_code == 0
+    assert run("train", "plan.json", "--steps", "2", "--oversubscribe").exit_code == 0
+    assert Path("runs/job-1/weights.pt").is_file()
+
+
+def test_a_loss_that_is_not_finite_is_shown_as_such(run: Run) -> None:
+    job = write_job(Path("job.py"), forward="return self.layers(x) * float('nan')")
+    assert run("profile", job, "--repeats", "1").exit_code == 0
+    assert run("plan", "profile.json").exit_code == 0
+    result = run("train", "plan.json", "--steps", "2", "--oversubscribe")
+    assert result.exit_code == 0 and "final training loss: not finite" in result.stdout
+
+
+@pytest.mark.parametrize("option", ["--timeout=nan", "--timeout=inf", "--steps=1e9", f"--steps={10**30}", f"--seed={2**64}"])
+def test_a_number_beyond_use(run: Run, option: str) -> None:
+    message, _ = run("train", "plan.json", option).failed(2)
+    assert option.partition("=")[0] in message

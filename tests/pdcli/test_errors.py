@@ -60,3 +60,21 @@ def test_a_mistyped_option_is_answered_with_the_near_one() -> None:
         command.make_context("plan", ["--polcy", "x"])
     failure = describe(caught.value)
     assert "--polcy" in failure.message and "--policy" in failure.hint and "plan --help" in failure.hint
+
+
+class Mute(Exception):
+    def __str__(self) -> str:
+        raise ValueError("an exception that cannot say what it is")
+
+
+def test_an_exception_that_cannot_be_told_is_named() -> None:
+    assert describe(Mute()).message == "Mute"
+
+
+def test_a_message_of_any_length_is_a_line_that_can_be_read() -> None:
+    assert len(describe(errors.BadInput("x" * 100_000)).message) == 2000
+
+
+def test_a_program_ended_by_code_that_is_not_ours_is_reported() -> None:
+    failure = describe(SystemExit(0))
+    assert failure.exit_code == 1 and "sys.exit(0)" in failure.message

@@ -116,3 +116,17 @@ def test_a_reader_that_has_gone_is_no_traceback(arguments: list[str]) -> None:
         os.close(writing)
     assert done.stderr == ""
     assert done.returncode in (1, 2)
+
+
+def test_a_terminal_without_the_characters_of_a_result_gets_escapes() -> None:
+    code = (
+        "from pdcli.output import Output, claimed_stdout\n"
+        "with claimed_stdout() as stdout:\n"
+        "    Output(stdout).text('\\u00b1 \\udcff')\n"
+        "    Output(stdout, as_json=True).json('\\u00b1', '\\udcff', {})\n"
+    )
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, env=environment)
+    text, line = done.stdout.splitlines()
+    assert text == "\\xb1 \\udcff"
+    assert json.loads(line)["message"] == "\u00b1" and json.loads(line)["hint"] == "\udcff"
