@@ -166,8 +166,10 @@ def _signals(others: Collection[Any]) -> Iterator[list[int]]:
             process.kill()
 
     previous = {number: signal.getsignal(number) for number in _STOPPING}
+    if previous[signal.SIGHUP] is signal.SIG_IGN:  # started with nohup, which is to survive its terminal
+        del previous[signal.SIGHUP]
     environment = os.environ.get("TORCHELASTIC_SIGNALS_TO_HANDLE")
-    for number in _STOPPING:
+    for number in previous:
         signal.signal(number, stop)
     try:
         yield received

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pdcli import options
+from pdcli.interrupts import interrupts_deferred
 from pdcli.sweep_cmd import run_sweep, sweep_options
 
 if TYPE_CHECKING:
@@ -56,9 +57,10 @@ def command(context: click.Context, out: Output, profile: str, cluster: str, int
     memory_bytes = options.parse_quantity("--memory", memory, parse_bytes)
     document = read_document(Profile, profile)
 
-    from planner.clusters import load_cluster
-    from planner.explain import bottleneck_sentence
-    from planner.solve import PlanOptions, make_plan
+    with interrupts_deferred():
+        from planner.clusters import load_cluster
+        from planner.explain import bottleneck_sentence
+        from planner.solve import PlanOptions, make_plan
 
     hardware = load_cluster(cluster, device=document.device, intra_bandwidth=intra_bytes_per_s,
                             inter_bandwidth=inter_bytes_per_s, memory_bytes=memory_bytes)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pdcli import options
+from pdcli.interrupts import interrupts_deferred
 
 if TYPE_CHECKING:
     from pdcli.output import Output
@@ -39,9 +40,10 @@ def command(context: click.Context, out: Output, job: str, settings: tuple[str, 
 
     reference = JobReference(job, options.parse_settings(settings))
 
-    from launcher.profiling.profile import profile_job
-    from launcher.surroundings import folder_kept
-    from planner.spec.files import write_document
+    with interrupts_deferred():
+        from launcher.profiling.profile import profile_job
+        from launcher.surroundings import folder_kept
+        from planner.spec.files import write_document
 
     with out.progress() as progress, folder_kept():
         profile = profile_job(reference, microbatch_size=microbatch_size, repeats=repeats, threads=threads, seed=seed,

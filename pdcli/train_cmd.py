@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pdcli import options
+from pdcli.interrupts import interrupts_deferred
 
 if TYPE_CHECKING:
     from launcher.launch import Progress
@@ -53,8 +54,9 @@ def command(out: Output, plan: str, job: str | None, settings: tuple[str, ...], 
     document = read_document(Plan, plan)
     reference = job_reference(document, job, settings)
     with run_directory(run_dir, document, reference) as directory:
-        from launcher.launch import TrainSettings, train
-        from launcher.rundir import RunSettings
+        with interrupts_deferred():
+            from launcher.launch import TrainSettings, train
+            from launcher.rundir import RunSettings
 
         wanted = TrainSettings(run_directory=directory.path, updates=steps, epochs=epochs if steps or epochs else 1, seed=seed,
                                evaluate_every=evaluate_every, threads=threads, oversubscribe=oversubscribe, timeout_s=timeout)

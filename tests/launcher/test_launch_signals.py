@@ -146,3 +146,14 @@ def test_workers_end_when_the_launcher_is_killed(start: Callable[..., Run]) -> N
     run.process.kill()
     run.process.wait()
     run.assert_nobody_left()
+
+
+def test_a_run_started_with_nohup_survives_its_terminal(start: Callable[..., Run]) -> None:
+    def nohup() -> None:
+        os.setpgrp()
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+    run = start(updates=30, prepare=nohup)
+    run.wait_until_training()
+    os.kill(run.process.pid, signal.SIGHUP)
+    assert run.end() == {"updates": 30}
