@@ -19,6 +19,7 @@ TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 
 OUT ?= demo-output
 STEPS ?= 300
+REPEATS ?= 5
 
 BIN := $(VENV)/bin
 PIP := "$(BIN)/python" -m pip --disable-pip-version-check
@@ -26,10 +27,10 @@ PIPEDREAM := "$(BIN)/pipedream"
 READY := $(VENV)/.pipedream-installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test smoke lint types check install clean FORCE
+.PHONY: help demo test smoke lint types check bench-plan install clean FORCE
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
 demo: $(READY) ## profile, plan and train a small language model with two workers on this CPU
 	@mkdir -p "$(OUT)"
@@ -50,6 +51,9 @@ types: $(READY) ## check types
 	"$(BIN)/python" -m mypy
 
 check: lint types test smoke ## everything that continuous integration runs
+
+bench-plan: $(READY) ## plan published models beside what others found (REPEATS=5)
+	"$(BIN)/python" benchmarks/plan.py --repeats $(REPEATS)
 
 install: $(READY) ## create the environment only
 

@@ -22,7 +22,7 @@ FORMATS = ("pipedream-graph", "dnn-partitioning")
 @click.argument("file", metavar="FILE")
 @click.option("--from", "form", type=click.Choice(FORMATS), required=True, help="What wrote FILE.")
 @click.option("-o", "--output", default="profile.json", show_default=True, help="File to write.")
-@click.option("--microbatch-size", type=click.IntRange(min=1), default=1, show_default=True, help="Samples in the microbatch that was measured.")
+@click.option("--microbatch-size", type=options.COUNT, default=1, show_default=True, help="Samples in the microbatch that was measured.")
 @options.common
 @click.pass_context
 def command(context: click.Context, out: Output, file: str, form: str, output: str, microbatch_size: int) -> None:

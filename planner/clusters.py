@@ -69,7 +69,9 @@ def _local(device: Device, intra: float | None, inter: float | None, memory_byte
                        hint="leave --inter-bandwidth out, or describe several servers, for example --cluster 2x4")
     # The measured latency is from device to device: each of the two links on that path carries half.
     link = Link(device.link_bandwidth_bytes_per_s if intra is None else intra, device.link_latency_us / 2)
-    kind = DeviceType(device.name or device.kind, 1.0, device.memory_bytes if memory_bytes is None else memory_bytes)
+    if memory_bytes is None and device.kind != "unknown":  # an imported profile does not say what it was measured on
+        memory_bytes = device.memory_bytes
+    kind = DeviceType(device.name or device.kind, 1.0, memory_bytes)
     return Cluster("local", (kind,), (Node("device", device.count, link, kind.name, ()),))
 
 
@@ -97,7 +99,7 @@ def _shorthand(text: str, device: Device, intra: float | None, inter: float | No
     if intra is None:
         raise BadInput(f"--cluster {text} has {per_server} devices in a server, but the bandwidth between them is not given",
                        hint="add --intra-bandwidth, for example --intra-bandwidth 12GB/s")
-    if memory_bytes is None and device.kind != "cpu":
+    if memory_bytes is None and device.kind not in ("cpu", "unknown"):
         memory_bytes = device.memory_bytes
     kind = DeviceType(device.name or device.kind, 1.0, memory_bytes)
     node = Node(_LEVELS[0], per_server, Link(intra, 0.0), kind.name, ())

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from planner.bound import longer_batches_us
 from planner.cost import Evaluation, Stage, evaluate
 from planner.graph import Chain, chain_of
 from planner.infeasible import explain_infeasible
 from planner.naming import assign_devices, in_order_of_use
+from planner.pipedream2019.plan import make_plan_2019
 from planner.problem import Problem
 from planner.search import Found, search
 from planner.solver import solver_name
@@ -21,7 +23,9 @@ from planner.spec.profile import Profile
 from planner.spec.units import format_duration_us
 from planner.topology import Topology
 
-__all__ = ["PlanOptions", "make_plan", "problem_of"]
+__all__ = ["CostModel", "PlanOptions", "make_plan", "problem_of"]
+
+CostModel = Literal["measured", "pipedream-2019"]
 
 
 @dataclass(frozen=True)
@@ -34,6 +38,7 @@ class PlanOptions:
     max_replicas: int | None = None
     devices: int | None = None
     time_limit_s: float | None = None
+    cost_model: CostModel = "measured"
 
 
 def make_plan(profile: Profile, cluster: Cluster, options: PlanOptions, *, command: str) -> Plan:
@@ -43,6 +48,8 @@ def make_plan(profile: Profile, cluster: Cluster, options: PlanOptions, *, comma
         BadInput: an option that no plan can have, or a policy that cannot be planned yet.
         Infeasible: no plan satisfies the limits; code ``infeasible_memory`` when memory is what binds.
     """
+    if options.cost_model == "pipedream-2019":
+        return _plan_2019(profile, cluster, options, command)
     deadline = None if options.time_limit_s is None else time.monotonic() + options.time_limit_s
     chain, topology = chain_of(profile), Topology(cluster)
     problem = problem_of(chain, topology, options)
@@ -70,6 +77,17 @@ def make_plan(profile: Profile, cluster: Cluster, options: PlanOptions, *, comma
         solver=_report(problem, found),
         cluster=cluster,
     )
+
+
+def _plan_2019(profile: Profile, cluster: Cluster, options: PlanOptions, command: str) -> Plan:
+    for name in ("batch_microbatches", "stages", "devices"):
+        value = getattr(options, name)
+        if value is not None:
+            raise BadInput(f"{_option(name)} {value} is asked, which the cost model pipedream-2019 does not know",
+                           hint=f"leave {_option(name)} out, or plan with --cost-model measured")
+    if options.max_replicas is not None and options.max_replicas < 1:
+        raise BadInput(f"--max-replicas {options.max_replicas} is below 1", hint="give --max-replicas a whole number from 1")
+    return make_plan_2019(profile, cluster, policy=options.policy, max_replicas=options.max_replicas, command=command)
 
 
 def problem_of(chain: Chain, topology: Topology, options: PlanOptions) -> Problem:
@@ -153,10 +171,17 @@ def _baseline_us(problem: Problem, allocation: tuple[int, ...], batch: int) -> f
     return evaluate(problem.chain, problem.topology, problem.policy, (stage,), batch).microbatch_us
 
 
+def _least_possible_us(problem: Problem) -> float:
+    """No plan over any cut states is faster: all devices that may be used busy without a pause, and nothing else costs anything."""
+    speeds = sorted((place.device_type.speed for place in problem.topology.places for _ in range(place.count)), reverse=True)
+    return problem.chain.compute_us[problem.chain.end] / sum(speeds[: problem.max_devices])
+
+
 def _report(problem: Problem, found: Found) -> SolverReport:
-    gap = max(0.0, (found.microbatch_us - found.bound_us) / found.microbatch_us) if found.microbatch_us > 0 else 0.0
+    bound_us = found.bound_us if not problem.chain.restricted else min(found.bound_us, _least_possible_us(problem))
+    gap = max(0.0, (found.microbatch_us - bound_us) / found.microbatch_us) if found.microbatch_us > 0 else 0.0
     optimal = gap <= 2e-6  # what the solver's tolerance may leave
-    restricted = []
+    restricted = [problem.chain.restricted] if problem.chain.restricted else []
     if not optimal and not found.every_allocation:
         restricted.append("stages on one server, equally on neighbouring servers, or on whole servers and a rest")
     if not optimal and not found.in_time:
@@ -165,5 +190,5 @@ def _report(problem: Problem, found: Found) -> SolverReport:
     if longer_us is not None and longer_us < found.microbatch_us * 0.99:
         restricted.append(f"batches of more than {problem.max_devices} microbatches (--batch-microbatches): at best "
                           f"{format_duration_us(longer_us)} per microbatch")
-    return SolverReport(solver_name(), "optimal" if optimal else "feasible", found.microbatch_us if optimal else found.bound_us,
+    return SolverReport(solver_name(), "optimal" if optimal else "feasible", found.microbatch_us if optimal else bound_us,
                         0.0 if optimal else gap, "; ".join(restricted))
