@@ -30,7 +30,7 @@ READY := $(VENV)/.pipedream-installed
 .PHONY: help demo test smoke lint types check bench-plan install clean FORCE
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
 demo: $(READY) ## profile, plan and train a small language model with two workers on this CPU
 	@mkdir -p "$(OUT)"

@@ -69,7 +69,7 @@ def common(function: Function) -> Function:
 
 def command_line(context: click.Context) -> str:
     """The command line that gives the same file again: what was given, in the order the options are declared."""
-    words = ["pipedream", context.command.name or ""]
+    words = ["pipedream", *(context.command.name or "").split()]
     for parameter in context.command.params:
         name = parameter.name or ""
         if name in NOT_STORED or context.get_parameter_source(name) is not ParameterSource.COMMANDLINE:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["command"]
 
+COST_MODELS = ("measured", "pipedream-2019")
 POLICIES = ("stash", "vertical", "2bw", "flush", "latest")
 
 
@@ -36,6 +37,8 @@ POLICIES = ("stash", "vertical", "2bw", "flush", "latest")
 @click.option("--devices", type=options.COUNT, help="Use at most so many devices.")
 @click.option("--time-limit", type=options.SECONDS, default=60.0, show_default=True, metavar="SECONDS",
               help="After this, give the best plan found with its gap.")
+@click.option("--cost-model", type=click.Choice(COST_MODELS), default="measured", show_default=True,
+              help="What a plan costs: our formulas, or those of the original PipeDream.")
 @click.option("-o", "--output", default="plan.json", show_default=True, help="File to write.")
 @click.option("--check", is_flag=True, help="Write nothing; exit 1 when the file differs from the plan found.")
 @sweep_options
@@ -43,7 +46,7 @@ POLICIES = ("stash", "vertical", "2bw", "flush", "latest")
 @click.pass_context
 def command(context: click.Context, out: Output, profile: str, cluster: str, intra_bandwidth: str | None, inter_bandwidth: str | None,
             memory: str | None, policy: Any, batch_microbatches: int | None, stages: int | None, max_replicas: int | None,
-            devices: int | None, time_limit: float, output: str, check: bool, sweep: str | None, plot: str) -> int:
+            devices: int | None, time_limit: float, cost_model: Any, output: str, check: bool, sweep: str | None, plot: str) -> int:
     """Find the fastest pipeline for PROFILE on a cluster and write the plan.
 
     The answer is optimal for the cost model when the solver says so; otherwise its gap is shown.
@@ -65,7 +68,7 @@ def command(context: click.Context, out: Output, profile: str, cluster: str, int
     hardware = load_cluster(cluster, device=document.device, intra_bandwidth=intra_bytes_per_s,
                             inter_bandwidth=inter_bytes_per_s, memory_bytes=memory_bytes)
     wanted = PlanOptions(policy=policy, batch_microbatches=batch_microbatches, stages=stages, max_replicas=max_replicas,
-                         devices=devices, time_limit_s=time_limit)
+                         devices=devices, time_limit_s=time_limit, cost_model=cost_model)
     if sweep is not None:
         return run_sweep(context, out, document, hardware, wanted, sweep, plot)
     with out.working(f"planning {document.model} on {hardware.device_count} devices"):
@@ -86,7 +89,7 @@ def command(context: click.Context, out: Output, profile: str, cluster: str, int
         out.next(hint)
         out.json(message, hint, {**fields, "differs": not same}, exit_code=0 if same else 1)
         return 0 if same else 1
-    next_command = shlex.join(["pipedream", "train", output])
+    next_command = shlex.join(["pipedream", "train" if plan.job is not None else "simulate", output])
     message = f"wrote {output}: {len(plan.stages)} stages on {plan.worker_count} of {hardware.device_count} devices"
     out.text(message)
     out.next(next_command)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pdcli import options
+from pdcli.import_cmd import WithImport
 from pdcli.interrupts import interrupts_deferred
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ __all__ = ["command"]
 HEAVIEST = 12  # layers shown
 
 
-@click.command("profile", context_settings=options.SETTINGS)
+@click.command("profile", cls=WithImport, context_settings=options.SETTINGS)
 @click.argument("job", metavar="JOB")
 @options.settings
 @click.option("-o", "--output", default="profile.json", show_default=True, help="File to write.")
@@ -34,7 +35,8 @@ def command(context: click.Context, out: Output, job: str, settings: tuple[str, 
             repeats: int, threads: int | None, seed: int) -> None:
     """Measure every layer of JOB on this device and write a profile.
 
-    JOB is a Python file with a factory called `job`, or package.module:function.
+    JOB is a Python file with a factory called `job`, or package.module:function. What others measured
+    is read by `pipedream profile import FILE`.
     """
     from planner.spec.profile import JobReference
 
