@@ -107,7 +107,7 @@ def test_options_that_are_named_exist() -> None:
     import importlib
 
     known = {"--help", "--version", "--plain", "--steps", "--seed", "--strict", "--editable"}
-    for module in COMMANDS.values():
+    for module in (*COMMANDS.values(), "pdcli.import_cmd"):
         command = importlib.import_module(module).command
         known |= {name for parameter in command.params for name in parameter.opts}
     for path in DOCUMENTS:
