@@ -41,7 +41,8 @@ def torch_log_to(path: Path) -> Iterator[None]:
                 continue
             for handler in logging.getLogger(name).handlers:
                 if type(handler) is logging.StreamHandler and handler not in changed:
-                    changed[handler] = handler.setStream(file)
+                    changed[handler] = handler.stream
+                    handler.stream = file  # setStream() fails where the caller has closed the old one
         own = logging.StreamHandler(file)
         torch_logger = logging.getLogger("torch")
         if not torch_logger.handlers:
@@ -51,7 +52,7 @@ def torch_log_to(path: Path) -> Iterator[None]:
         finally:
             torch_logger.removeHandler(own)
             for handler, stream in changed.items():
-                handler.setStream(stream)
+                handler.stream = stream
 
 
 @contextlib.contextmanager

@@ -6,6 +6,7 @@ plan, 4 the plan does not match the machine, the job or the checkpoint, 5 a work
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import traceback
@@ -21,6 +22,7 @@ __all__ = ["Failure", "describe", "report"]
 EXIT_CODES: dict[type[PipedreamError], int] = {BadInput: 2, Infeasible: 3, Mismatch: 4, WorkerFailure: 5, Interrupted: 130}
 NO_HINT = {2: "correct the input and run the command again", 3: "allow more memory or devices", 4: "make a new plan with 'pipedream plan'",
            5: "read the worker's log in the run directory", 130: "run the same command again to start over"}
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 MOST_CHARACTERS = 2000  # of a message: an exception of a library may carry a whole program
 PACKAGES = ("torch", "numpy", "networkx", "pulp", "highspy", "rich")
 
@@ -49,9 +51,12 @@ def describe(error: BaseException) -> Failure:
     if isinstance(error, click.ClickException):
         return Failure("usage", _line(error.format_message()), "see 'pipedream --help'", 2)
     if isinstance(error, click.Abort | KeyboardInterrupt):
-        return Failure("interrupted", "interrupted", NO_HINT[130], 130)
+        return Failure("interrupted", _line(told(error.__cause__ or error)) or "interrupted", NO_HINT[130], 130)
     if isinstance(error, ModuleNotFoundError) and error.name in PACKAGES:
         return Failure("missing_package", f"the package {error.name!r} is not installed", f"pip install {error.name}", 1)
+    if isinstance(error, OSError) and error.errno in FULL:
+        where = f" {error.filename}" if error.filename else ""
+        return Failure("unwritable", _line(f"cannot write{where}: {error.strerror}"), "make room on that disk and run the command again", 2)
     if isinstance(error, SystemExit):
         return Failure("unexpected", f"the program was ended by sys.exit({error.code!r})", "let the job return or raise an error", 1)
     text = told(error)

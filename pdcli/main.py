@@ -15,6 +15,7 @@ import click
 
 from pdcli import __version__
 from pdcli.errors import describe, report
+from pdcli.interrupts import terminations_raised
 from pdcli.options import SETTINGS
 
 __all__ = ["cli", "main"]
@@ -56,13 +57,31 @@ def cli(context: click.Context) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command line and return its exit code; prints errors, never raises."""
     words = list(sys.argv[1:] if arguments is None else arguments)
+    _open_standard_streams()
     try:
-        code = _run(words)
+        with terminations_raised():
+            code = _run(words)
         sys.stdout.flush()
         return code
     except BrokenPipeError:  # the reader of our output has gone, as in `pipedream ... | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # so that the interpreter's last flush is quiet too
         return 1  # as click itself does
+    except OSError as error:  # stdout takes nothing, not even the error as --json
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        failure = describe(error)
+        report(failure, error, as_json=False, debug="--debug" in words)
+        return failure.exit_code
+
+
+def _open_standard_streams() -> None:
+    """Streams that are closed lead nowhere, so that no file of ours gets their numbers and what libraries print."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number
+    sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)
+    sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
 
 
 def _run(words: list[str]) -> int:

@@ -44,7 +44,7 @@ def claimed_stdout() -> Iterator[TextIO]:
             stream.flush()
     finally:
         os.dup2(own, 1)
-        with contextlib.suppress(BrokenPipeError):  # the exception that matters is already on its way
+        with contextlib.suppress(OSError):  # the exception that matters is already on its way
             stream.close()
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import signal
 
+import click
 import pytest
 
-from pdcli.interrupts import interrupts_deferred
+from pdcli.errors import describe
+from pdcli.interrupts import Terminated, interrupts_deferred, terminations_raised
 
 
 @pytest.fixture(autouse=True)
@@ -43,3 +45,22 @@ def test_an_ignored_interrupt_stays_ignored() -> None:
     with interrupts_deferred():
         signal.raise_signal(signal.SIGINT)
     assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+
+
+def test_a_termination_is_an_interruption_and_waits_too() -> None:
+    before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    try:
+        with terminations_raised():
+            with pytest.raises(Terminated, match="SIGTERM"):
+                signal.raise_signal(signal.SIGTERM)
+            done = False
+            with pytest.raises(Terminated), interrupts_deferred():
+                signal.raise_signal(signal.SIGTERM)
+                done = True
+        assert done and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    with pytest.raises(click.Abort) as caught:  # how click passes it on
+        raise click.Abort from Terminated("stopped by SIGTERM")
+    failure = describe(caught.value)
+    assert (failure.exit_code, failure.message) == (130, "stopped by SIGTERM")

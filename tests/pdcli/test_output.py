@@ -130,3 +130,25 @@ def test_a_terminal_without_the_characters_of_a_result_gets_escapes() -> None:
     text, line = done.stdout.splitlines()
     assert text == "\\xb1 \\udcff"
     assert json.loads(line)["message"] == "\u00b1" and json.loads(line)["hint"] == "\udcff"
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
+@pytest.mark.parametrize("arguments", [["--help"], ["plan", "missing.json", "--json"]], ids=" ".join)
+def test_a_result_that_cannot_be_written_is_an_error_of_two_lines(arguments: list[str]) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([sys.executable, "-m", "pdcli", *arguments], cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 2
+    error, hint = done.stderr.splitlines()
+    assert error == "error: cannot write: No space left on device" and hint.startswith("hint: ")
+
+
+@pytest.mark.parametrize("closed", [(0, 1), (2,), (0, 1, 2)])
+def test_closed_streams_lead_nowhere(closed: tuple[int, ...]) -> None:
+    def close() -> None:
+        for number in closed:
+            os.close(number)
+
+    command = [sys.executable, "-m", "pdcli", "plan", "missing.json"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, preexec_fn=close)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: ") or 2 in closed
