@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 import time
 from datetime import timedelta
 from pathlib import Path
@@ -41,8 +42,8 @@ def measure_link(timeout_s: float = _TIMEOUT_S) -> tuple[float, float]:
     try:
         store = dist.TCPStore(_HOST, 0, is_master=True, wait_for_workers=False, timeout=limit)
         child = subprocess.Popen([sys.executable, "-m", __spec__.name if __spec__ else __name__, str(store.port), str(timeout_s)],
-                                 stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=_environment())
-        trips = _ping_pong(store, 0, limit)
+                                 stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=_environment())
+        trips = _play(store, child, limit)
         child.wait(timeout_s)
     except (RuntimeError, OSError, subprocess.TimeoutExpired) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
@@ -54,6 +55,28 @@ def measure_link(timeout_s: float = _TIMEOUT_S) -> tuple[float, float]:
             child.communicate()
     rates = [size / trip * 1e6 for size, trip in zip(_SIZES_BYTES[1:], trips[1:], strict=True)]
     return max(rates), trips[0]
+
+
+def _play(store: dist.TCPStore, child: subprocess.Popen[bytes], limit: timedelta) -> list[float]:
+    """Our side, on a thread of its own: this one sees Ctrl-C, and the child's early end, while that one waits for the child."""
+    outcome: list[list[float] | Exception] = []
+
+    def play() -> None:
+        try:
+            outcome.append(_ping_pong(store, 0, limit))
+        except Exception as error:
+            outcome.append(error)
+
+    thread = threading.Thread(target=play, name="ping-pong", daemon=True)
+    thread.start()
+    while thread.is_alive():
+        thread.join(0.1)
+        if child.poll():
+            raise ChildProcessError(f"the second process ended with exit code {child.returncode}")
+    (result,) = outcome
+    if isinstance(result, Exception):
+        raise result
+    return result
 
 
 def _ping_pong(store: dist.TCPStore, rank: int, limit: timedelta) -> list[float]:
@@ -87,8 +110,15 @@ def _environment() -> dict[str, str]:
 
 
 def _child(port: int, timeout_s: float) -> None:
+    threading.Thread(target=_follow_parent, daemon=True).start()
     limit = timedelta(seconds=timeout_s)
     _ping_pong(dist.TCPStore(_HOST, port, is_master=False, timeout=limit), 1, limit)
+
+
+def _follow_parent() -> None:
+    """Exit when the parent is gone, even by ``kill -9``: its end of our stdin closes."""
+    os.read(0, 1)
+    os._exit(1)
 
 
 if __name__ == "__main__":

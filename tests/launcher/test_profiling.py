@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import math
+import time
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,14 @@ from torch import Tensor, nn
 from launcher.capture import capture_training
 from launcher.data import MicrobatchSource
 from launcher.job import Job
+from launcher.profiling import links
 from launcher.profiling.check import check_capture
 from launcher.profiling.layered import LayeredStep
 from launcher.profiling.memory import LayerMemory, measure_memory
 from launcher.profiling.profile import edges_of, profile_job
 from launcher.split import split
 from launcher.step import Step, layout_of
-from planner.spec.errors import BadInput
+from planner.spec.errors import BadInput, WorkerFailure
 from planner.spec.files import read_document, write_document
 from planner.spec.profile import JobReference, Profile
 from tests.launcher.zoo import ZOO, vector_job
@@ -228,3 +230,11 @@ def test_a_graph_that_differs_from_the_model_is_refused() -> None:
     assert caught.value.hint and caught.value.code == "capture_differs"
     with pytest.raises(BadInput, match=r"gives 'a.weight' a gradient of norm"):
         check(vector_job(_TwoFaced(detach=True)))
+
+
+def test_a_second_process_that_ends_is_noticed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(links.sys, "executable", "/bin/false")
+    start = time.monotonic()
+    with pytest.raises(WorkerFailure, match="exit code 1"):
+        links.measure_link(30.0)
+    assert time.monotonic() - start < 15
