@@ -153,7 +153,7 @@ def show(out: Output, plan: Plan, sentence: str) -> None:
     solver = plan.solver
     bound = format_duration_us(solver.bound_us)
     if solver.status == "optimal":
-        proof = f"optimal: {solver.name} proved that no plan is predicted to be faster than {bound}"
+        proof = f"optimal: proven that no plan is predicted to be faster than {bound} (solver {solver.name})"
     else:
         proof = f"best found by {solver.name}: within {solver.gap:.1%} of the bound {bound}, not proven optimal"
     out.text(proof + (f"; left out of the search: {solver.restricted}" if solver.restricted else ""))
