@@ -1,6 +1,6 @@
 # Everything a newcomer needs: `make demo` and `make test` set up what they need themselves.
 #   make demo PYTHON=python3.12          another interpreter
-#   make demo TORCH="torch==2.9.0"       another torch
+#   make demo TORCH="torch==2.12.0"       another torch
 #   make demo VENV=/elsewhere/venv       another place for the environment
 
 SHELL := /bin/bash
