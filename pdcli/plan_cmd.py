@@ -29,7 +29,7 @@ POLICIES = ("stash", "vertical", "2bw", "flush", "latest")
 @click.option("--intra-bandwidth", metavar="RATE", help="Link of each device inside its server, such as 12GB/s.")
 @click.option("--inter-bandwidth", metavar="RATE", help="Link of each server to the others, such as 10Gbit/s.")
 @click.option("--memory", metavar="BYTES", help="Memory of each device, such as 16GB.  [default: the cluster's]")
-@click.option("--policy", type=click.Choice(POLICIES), default="stash", show_default=True, help="Which weights a microbatch sees.")
+@click.option("--policy", type=click.Choice(POLICIES), default="stash", show_default=True, help="Which weights a microbatch sees; train runs stash only so far.")
 @click.option("--batch-microbatches", type=options.COUNT,
               help="Microbatches between two updates.  [default: as few as the replicas allow]")
 @click.option("--stages", type=options.COUNT, help="Exactly so many stages.  [default: the fastest number]")
@@ -89,7 +89,8 @@ def command(context: click.Context, out: Output, profile: str, cluster: str, int
         out.next(hint)
         out.json(message, hint, {**fields, "differs": not same}, exit_code=0 if same else 1)
         return 0 if same else 1
-    next_command = shlex.join(["pipedream", "train" if plan.job is not None else "simulate", output])
+    here = plan.job is not None and cluster == "local"
+    next_command = shlex.join(["pipedream", "train" if here else "simulate", output])
     message = f"wrote {output}: {len(plan.stages)} stages on {plan.worker_count} of {hardware.device_count} devices"
     out.text(message)
     out.next(next_command)
@@ -149,7 +150,7 @@ def show(out: Output, plan: Plan, sentence: str) -> None:
                  (f"data parallelism on {plan.cluster.device_count} devices", plan.predicted.data_parallel_us))
     against = [f"{name} {base_us / predicted_us:.2f}x" for name, base_us in baselines if 0 < base_us < float("inf") and predicted_us > 0]
     if against:
-        out.text(f"predicted speed-up over {', over '.join(against)}")
+        out.text(f"predicted speed-up over {', over '.join(against)}, with updates as rare as here")
     solver = plan.solver
     bound = format_duration_us(solver.bound_us)
     if solver.status == "optimal":
@@ -163,12 +164,12 @@ def _devices(paths: tuple[str, ...]) -> str:
     """The devices of a stage, neighbours joined.
 
     >>> _devices(("server0/device0", "server0/device1", "server0/device2", "server1/device0"))
-    'server0/device0-2, server1/device0'
+    'server0/device0..2, server1/device0'
     """
     numbered = [(path.rstrip("0123456789"), path) for path in paths]
     words = []
     for prefix, group in itertools.groupby(numbered, key=lambda pair: pair[0]):
         numbers = [path[len(prefix):] for _, path in group]
         consecutive = len(numbers) > 2 and int(numbers[-1]) - int(numbers[0]) == len(numbers) - 1
-        words.append(f"{prefix}{numbers[0]}-{numbers[-1]}" if consecutive else ", ".join(prefix + number for number in numbers))
+        words.append(f"{prefix}{numbers[0]}..{numbers[-1]}" if consecutive else ", ".join(prefix + number for number in numbers))
     return ", ".join(words)

@@ -176,8 +176,8 @@ def show(out: Output, plan: Plan, summary: Summary) -> None:
     out.table("time per microbatch and memory per device",
               ("", "workers", "predicted", "measured", "ratio", "idle", "predicted memory", "peak memory"), rows)
     out.text()
-    out.text(f"throughput: {summary.samples_per_s:.1f} samples/s")
-    out.text(f"final training loss: {_number(summary.final_train_loss)}")
+    out.text(f"throughput: {summary.samples_per_s:.1f} samples/s, without filling and draining the pipeline")
+    out.text(f"final training loss: {_number(summary.final_train_loss)} (mean over the last tenth of the updates)")
     if summary.evaluations:
         last = summary.evaluations[-1]
         out.text(f"evaluation after update {last.update}: " + ", ".join(f"{name} {_number(value)}" for name, value in last.values.items()))

@@ -89,7 +89,7 @@ def _measure(job: Job, captured: Captured, reference: JobReference, device: Devi
     report("checking the captured graph against the model", 1, 1)
     with explain("the training step", None):
         times = measure_times(job, captured, state, data, repeats=repeats, seed=seed,
-                              on_repeat=lambda done, total: report("measuring layers", done, total))
+                              on_repeat=lambda done, total: report(f"measuring {len(captured.layers)} layers, round", done, total))
     report("measuring memory", 0, 1)
     step = LayeredStep(captured, state, data)
     memory = measure_memory(step, (state[name] for name in captured.parameters))
