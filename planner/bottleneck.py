@@ -20,6 +20,7 @@ __all__ = ["EQUAL", "Bottleneck", "least_time", "path_cost_us"]
 
 EQUAL = 1e-9  # relative difference below which two times are one
 _MOST_COLUMNS = 3000
+_MANY = 20_000  # stages, of which those out of reach are put aside
 _CLOSE = 1e-3  # once the bracket is this narrow, the best found is tried as the answer
 
 
@@ -33,10 +34,8 @@ class Bottleneck(NamedTuple):
 
 def path_cost_us(stages: StageCosts, steps: tuple[Step, ...]) -> float:
     """The largest cost of a path's stages."""
-    units = np.zeros(len(stages.first), dtype=np.int64)
     chosen = [int(np.flatnonzero((stages.first == s.first) & (stages.last == s.last))[0]) for s in steps]
-    units[chosen] = [s.units for s in steps]
-    return max(float(stages.cost_us(np.maximum(units, 1))[index]) for index in chosen)
+    return float(stages.some(np.array(chosen)).cost_us(np.array([max(s.units, 1) for s in steps])).max())
 
 
 def least_time(stages: StageCosts, start: int, end: int, most_units: int, most_replicas: int, *,
@@ -57,22 +56,32 @@ def least_time(stages: StageCosts, start: int, end: int, most_units: int, most_r
         return None
     if path_cost_us(stages, found) < high_us or not best:
         best, high_us = found, path_cost_us(stages, found)
-    tried = False
+    tried, kept = False, _useful(stages, start, end, most_units, most_replicas, high_us)
     while high_us > low_us * (1 + EQUAL) and high_us > 0:
         last_call = not tried and high_us <= low_us * (1 + _CLOSE)
         middle_us = high_us * (1 - EQUAL / 2) if last_call else (low_us + high_us) / 2
-        found = _try(stages, start, end, most_units, most_replicas, middle_us)
+        found = _try(kept, start, end, most_units, most_replicas, middle_us)
         tried = last_call
         if found:
-            best, high_us = found, path_cost_us(stages, found)
+            best, high_us = found, path_cost_us(kept, found)
+            kept = _useful(kept, start, end, most_units, most_replicas, high_us)
         else:
             low_us = middle_us
-    return _decided(stages, start, end, most_units, most_replicas, best, high_us, low_us)
+    return _decided(kept, start, end, most_units, most_replicas, best, high_us, low_us)
 
 
 def _try(stages: StageCosts, start: int, end: int, most_units: int, most_replicas: int, time_us: float) -> tuple[Step, ...]:
     path = fewest_path(stages, stages.units(time_us, min(most_units, most_replicas)), start, end)
     return path if sum(step.units for step in path) <= most_units else ()
+
+
+def _useful(stages: StageCosts, start: int, end: int, most_units: int, most_replicas: int, time_us: float) -> StageCosts:
+    """The stages that a path within ``time_us``, or any smaller time, may contain."""
+    if len(stages.first) < _MANY:
+        return stages
+    units = stages.units(time_us, min(most_units, most_replicas))
+    ahead, behind = fewest_from(stages, units, start), fewest_to(stages, units, end)
+    return stages.some(np.flatnonzero(ahead[stages.first] + units + behind[stages.last] <= most_units))
 
 
 def _decided(stages: StageCosts, start: int, end: int, most_units: int, most_replicas: int, best: tuple[Step, ...], high_us: float,

@@ -61,6 +61,9 @@ class _Loads:
     load: Floats
     accelerators: Ints
 
+    def some(self, chosen: Ints) -> _Loads:
+        return _Loads(self.state_count, self.first[chosen], self.last[chosen], self.load[chosen], self.accelerators[chosen])
+
     def cost_us(self, units: Ints | int) -> Floats:
         return self.load + 0.0 * np.asarray(units)
 

@@ -16,15 +16,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from planner.ideals import CutStates
 from planner.spec.profile import Profile
-from planner.states import states_of
+from planner.states import Searched, states_of
 
-__all__ = ["Chain", "chain_of"]
+if TYPE_CHECKING:
+    from planner.wide import Wide
+
+__all__ = ["Chain", "chain_of", "chain_over"]
 
 Bools = npt.NDArray[np.bool_]
 
@@ -50,6 +54,7 @@ class Chain:
     forward_bytes: tuple[int, ...]
     gradient_bytes: tuple[int, ...]
     restricted: str = ""
+    wide: Wide | None = None  # of a graph with states left out: bounds what they could have given
 
     @property
     def layer_count(self) -> int:
@@ -113,13 +118,18 @@ class Chain:
         return result
 
 
-def chain_of(profile: Profile) -> Chain:
-    """The states of the profile's graph, with what is before them and what crosses there.
+def chain_of(profile: Profile, most_states: int | None = None) -> Chain:
+    """The states of the profile's graph, at most so many, with what is before them and what crosses there.
 
     The layers of a tied parameter stay in one stage, so that its gradients are summed and its one
     update is kept on one device: no state has some of them and not the others.
     """
-    states, restricted = states_of(profile)
+    return chain_over(profile, states_of(profile, most_states))
+
+
+def chain_over(profile: Profile, searched: Searched) -> Chain:
+    """The same over given states."""
+    states, restricted, wide = searched
     holds, layers = states.holds(), profile.layers
     return Chain(
         names=tuple(layer.name for layer in layers),
@@ -135,6 +145,7 @@ def chain_of(profile: Profile) -> Chain:
         forward_bytes=_bytes(_open(holds, profile), [tensor.forward_bytes for tensor in profile.tensors]),
         gradient_bytes=_bytes(_open(holds, profile), [tensor.gradient_bytes for tensor in profile.tensors]),
         restricted=restricted,
+        wide=wide,
     )
 
 

@@ -23,7 +23,9 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["MOST_STATES", "CutStates", "closed_under", "enumerate_ideals", "predecessor_masks"]
+from planner.spec.profile import Profile
+
+__all__ = ["MOST_STATES", "CutStates", "closed_under", "edges_of", "enumerate_ideals", "predecessor_masks"]
 
 MOST_STATES = 200_000
 Bools = npt.NDArray[np.bool_]
@@ -35,6 +37,11 @@ def predecessor_masks(layer_count: int, edges: Iterable[tuple[int, int]]) -> lis
     for source, consumer in edges:
         masks[consumer] |= 1 << source
     return masks
+
+
+def edges_of(profile: Profile) -> list[tuple[int, int]]:
+    """(source, consumer) of every tensor."""
+    return [(tensor.source, consumer) for tensor in profile.tensors for consumer in tensor.consumers]
 
 
 def enumerate_ideals(predecessors: Sequence[int], limit: int = MOST_STATES) -> list[int] | None:

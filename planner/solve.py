@@ -171,14 +171,20 @@ def _baseline_us(problem: Problem, allocation: tuple[int, ...], batch: int) -> f
     return evaluate(problem.chain, problem.topology, problem.policy, (stage,), batch).microbatch_us
 
 
-def _least_possible_us(problem: Problem) -> float:
-    """No plan over any cut states is faster: all devices that may be used busy without a pause, and nothing else costs anything."""
+def _least_possible_us(problem: Problem, time_us: float) -> float:
+    """No plan over any cut states is faster: devices that are busy without a pause, and links that only carry what crosses cuts."""
     speeds = sorted((place.device_type.speed for place in problem.topology.places for _ in range(place.count)), reverse=True)
-    return problem.chain.compute_us[problem.chain.end] / sum(speeds[: problem.max_devices])
+    busy_us = problem.chain.compute_us[problem.chain.end] / sum(speeds[: problem.max_devices])
+    if problem.chain.wide is None:
+        return busy_us
+    # In each direction a device moves at most T * bandwidth bytes, so both ways twice that; the fastest device and link stand for all.
+    bandwidth = max(place.link.bandwidth_bytes_per_s for place in problem.topology.places)
+    fast_us = problem.chain.wide.least_time_us(problem.max_devices, 2 * bandwidth / 1e6 / speeds[0], time_us * speeds[0]) / speeds[0]
+    return max(busy_us, fast_us)
 
 
 def _report(problem: Problem, found: Found) -> SolverReport:
-    bound_us = found.bound_us if not problem.chain.restricted else min(found.bound_us, _least_possible_us(problem))
+    bound_us = found.bound_us if not problem.chain.restricted else min(found.bound_us, _least_possible_us(problem, found.microbatch_us))
     gap = max(0.0, (found.microbatch_us - bound_us) / found.microbatch_us) if found.microbatch_us > 0 else 0.0
     optimal = gap <= 2e-6  # what the solver's tolerance may leave
     restricted = [problem.chain.restricted] if problem.chain.restricted else []

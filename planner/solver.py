@@ -12,7 +12,7 @@ import pulp
 
 from planner.spec.errors import PipedreamError
 
-__all__ = ["Status", "run", "solver_name"]
+__all__ = ["Status", "quiet_stdout", "run", "solver_name"]
 
 Status = Literal["optimal", "infeasible", "unproven"]
 
@@ -43,7 +43,7 @@ def run(program: pulp.LpProblem, *, time_limit_s: float | None, any_solution: bo
         solver = pulp.HiGHS(msg=False, threads=1, timeLimit=time_limit_s, gapRel=gap, random_seed=0)
     else:
         solver = _cbc()(msg=False, threads=1, timeLimit=time_limit_s, gapRel=gap)
-    with _quiet_stdout():
+    with quiet_stdout():
         program.solve(solver)
     if program.sol_status == pulp.LpSolutionOptimal and program.status == pulp.LpStatusOptimal:
         return "optimal"
@@ -62,7 +62,7 @@ def _cbc() -> Any:
 
 
 @contextlib.contextmanager
-def _quiet_stdout() -> Iterator[None]:
+def quiet_stdout() -> Iterator[None]:
     """Send file descriptor 1 to nowhere: HiGHS prints a banner on it whatever it is told."""
     sys.stdout.flush()
     try:

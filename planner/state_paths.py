@@ -27,6 +27,9 @@ class StageCosts(Protocol):
     @property
     def last(self) -> Ints: ...
 
+    def some(self, chosen: Ints) -> StageCosts:
+        """These of the stages only."""
+
     def cost_us(self, units: Ints | int) -> Floats:
         """Of every stage with so many units."""
 

@@ -5,22 +5,32 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from planner.graph import Chain, chain_of
+import numpy as np
+import numpy.typing as npt
+
+from planner.graph import Chain, chain_of, chain_over
+from planner.ideals import edges_of, predecessor_masks
 from planner.memory import live_versions, replica_memory
+from planner.neighbours import around
 from planner.pipedream2019.solve import Answer, Level, Part, best_plan, levels_of, pipeline_us, replica_devices
 from planner.pipedream2019.stages import Model, model_of
 from planner.problem import default_batch
 from planner.solver import solver_name
-from planner.spec.cluster import Cluster, DeviceType
+from planner.spec.cluster import Cluster
 from planner.spec.files import digest
 from planner.spec.plan import LinkPrediction, Plan, Policy, Prediction, SolverReport, StagePlan, StagePrediction
 from planner.spec.profile import Profile
 from planner.spec.schedule import default_in_flight
 from planner.spec.units import format_bytes
+from planner.states import Searched
 
 __all__ = ["make_plan_2019"]
 
-PROVEN = 1e-8  # relative gap below which a plan is called optimal
+PROVEN = 2e-7  # relative gap below which a plan is called optimal
+MOST_STATES = 3000  # all pairs of them are stages
+MOST_NESTED = 800  # and all pairs have inner pipelines
+MOST_NEAR = 1200  # states around the cuts of a plan
+ROUNDS = 3
 
 
 def make_plan_2019(profile: Profile, cluster: Cluster, *, policy: Policy = "stash", max_replicas: int | None = None, command: str) -> Plan:
@@ -32,9 +42,8 @@ def make_plan_2019(profile: Profile, cluster: Cluster, *, policy: Policy = "stas
     Raises:
         BadInput: the cluster has unequal devices or servers.
     """
-    chain, levels, devices = chain_of(profile), levels_of(cluster), list(cluster.devices())
-    model = model_of(profile, chain.states)
-    answer = best_plan(model, levels, max_replicas=max_replicas)
+    levels, devices = levels_of(cluster), list(cluster.devices())
+    chain, model, answer = _searched(profile, levels, max_replicas)
     placed = replica_devices(levels, answer.parts)
     replicas = tuple(len(numbers) for _, _, numbers in placed)
     batch, in_flight = default_batch(policy, replicas), default_in_flight(replicas)
@@ -62,9 +71,27 @@ def make_plan_2019(profile: Profile, cluster: Cluster, *, policy: Policy = "stas
             one_device_us=float(model.compute_us[-1]),
             data_parallel_us=pipeline_us(model, levels, (_data_parallel(chain, levels),)),
         ),
-        solver=_report(chain, model, answer, predictions, [kind for _, kind in devices]),
+        solver=_report(chain, levels, model, answer, predictions),
         cluster=cluster,
     )
+
+
+def _searched(profile: Profile, levels: Sequence[Level], max_replicas: int | None) -> tuple[Chain, Model, Answer]:
+    """The best plan over the states of the graph; where these are a selection, over those near its cuts once more."""
+    chain = chain_of(profile, MOST_STATES if len(levels) == 1 else MOST_NESTED)
+    model = model_of(profile, chain.states)
+    answer = best_plan(model, levels, max_replicas=max_replicas)
+    if not chain.restricted or len(levels) > 1 or profile.tied:
+        return chain, model, answer
+    predecessors = predecessor_masks(len(profile.layers), edges_of(profile))
+    for _ in range(ROUNDS):
+        near = around(predecessors, [model.states.masks[part.last] for part in answer.parts[:-1]], MOST_NEAR)
+        refined_model = model_of(profile, near)
+        refined = best_plan(refined_model, levels, max_replicas=max_replicas)
+        if refined.time_us > answer.time_us * (1 - PROVEN):
+            break
+        chain, model, answer = chain_over(profile, Searched(near, chain.restricted, chain.wide)), refined_model, refined
+    return chain, model, answer
 
 
 class _Cost(NamedTuple):
@@ -120,10 +147,26 @@ def _data_parallel(chain: Chain, levels: Sequence[Level]) -> Part:
     return Part(0, chain.end, levels[-1].count, inner)
 
 
-def _report(chain: Chain, model: Model, answer: Answer, stages: Sequence[StagePrediction], kinds: Sequence[DeviceType]) -> SolverReport:
+def _least_possible_us(chain: Chain, levels: Sequence[Level], model: Model, time_us: float) -> float:
+    """A time that no plan over any cut states is below: a stage on r devices, however nested, works off at most r T of compute.
+
+    So do its links with bytes, at the rate of the fastest level; on one level its copies synchronise besides.
+    """
+    devices = levels[-1].count * levels[-1].devices_each
+    if chain.wide is None:
+        return float(model.compute_us[-1]) / devices  # all devices busy, nothing to send
+    bandwidth = levels[0].bandwidth_bytes_per_s
+
+    def added(m: int, parameters: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        return 4 * (m - 1) * parameters / bandwidth * 1e6 / m
+
+    return chain.wide.least_time_us(devices, bandwidth / 1e6, time_us, added if len(levels) == 1 else None)
+
+
+def _report(chain: Chain, levels: Sequence[Level], model: Model, answer: Answer, stages: Sequence[StagePrediction]) -> SolverReport:
     bound_us, notes = answer.bound_us, []
     if chain.restricted:
-        bound_us = min(bound_us, float(model.compute_us[-1]) / len(kinds))  # all devices busy, nothing to send
+        bound_us = min(bound_us, _least_possible_us(chain, levels, model, answer.time_us))
         notes.append(chain.restricted)
     gap = max(0.0, 1 - bound_us / answer.time_us) if answer.time_us > 0 else 0.0
     over = [k for k, stage in enumerate(stages) if stage.available_bytes is not None and stage.memory.total_bytes > stage.available_bytes]

@@ -28,6 +28,7 @@ __all__ = ["Answer", "Level", "Part", "best_plan", "levels_of", "pipeline_us", "
 
 Floats = npt.NDArray[np.float64]
 _QUICK_STATES = 60
+_MANY_STATES = 1000
 
 
 class Level(NamedTuple):
@@ -92,7 +93,8 @@ def best_plan(model: Model, levels: Sequence[Level], *, max_replicas: int | None
     solver = _Levels(model, levels, own, max_replicas, transfers)
     end, outer = len(model.states) - 1, levels[-1]
     stages = stages_of(model, own[-1], outer.bandwidth_bytes_per_s, outer.devices_each, transfers=transfers)
-    found = least_time(stages.within(model, 0, end, first_pays=first_pays), 0, end, outer.count, max_replicas or outer.count)
+    found = least_time(stages.within(model, 0, end, first_pays=first_pays), 0, end, outer.count, max_replicas or outer.count,
+                       at_most_us=_ceiling_us(model, levels, max_replicas, transfers, first_pays))
     if found is None:
         raise PipedreamError("no pipeline was found, though one stage on one device is one", hint="please report this with the profile")
     parts = tuple(Part(s.first, s.last, s.units, solver.inner(len(levels) - 1, s.first, s.last)) for s in found.steps)
@@ -101,6 +103,14 @@ def best_plan(model: Model, levels: Sequence[Level], *, max_replicas: int | None
         raise PipedreamError(f"the program promised {found.time_us:.9g} us, the cost model finds {time_us:.9g} us",
                              hint="please report this with the profile and the cluster")
     return Answer(parts, time_us, min(found.bound_us, time_us))
+
+
+def _ceiling_us(model: Model, levels: Sequence[Level], max_replicas: int | None, transfers: bool, first_pays: bool) -> float:
+    """What a plan over a few of many states takes."""
+    if len(model.states) <= _MANY_STATES or len(levels) > 1:
+        return np.inf
+    few = model.part(model.states.some(model.compute_us, 2 * _QUICK_STATES))
+    return best_plan(few, levels, max_replicas=max_replicas, transfers=transfers, first_pays=first_pays).time_us * (1 + EQUAL)
 
 
 def _by_level(model: Model, levels: Sequence[Level], max_replicas: int | None, transfers: bool) -> list[Floats]:

@@ -67,6 +67,11 @@ class Stages:
     in_us: Floats
     out_us: Floats
 
+    def some(self, chosen: Ints) -> Stages:
+        """These of the stages only."""
+        return replace(self, first=self.first[chosen], last=self.last[chosen], own_us=self.own_us[chosen], sync_us=self.sync_us[chosen],
+                       in_us=self.in_us[chosen], out_us=self.out_us[chosen])
+
     def cost_us(self, units: Ints | int) -> Floats:
         """Cost of every stage with so many units."""
         m = np.asarray(units, dtype=np.float64)
@@ -96,10 +101,9 @@ class Stages:
         known = model.inside
         start_ok, end_ok = known[first].copy(), known[:, last].copy()
         start_ok[first] = end_ok[last] = True
-        kept = start_ok[self.first] & end_ok[self.last]
-        opens = (self.first[kept] == first) & (not first_pays)
-        return replace(self, first=self.first[kept], last=self.last[kept], own_us=self.own_us[kept], sync_us=self.sync_us[kept],
-                       in_us=np.where(opens, 0.0, self.in_us[kept]), out_us=np.where(opens, 0.0, self.out_us[kept]))
+        part = self.some(np.flatnonzero(start_ok[self.first] & end_ok[self.last]))
+        opens = (part.first == first) & (not first_pays)
+        return replace(part, in_us=np.where(opens, 0.0, part.in_us), out_us=np.where(opens, 0.0, part.out_us))
 
 
 def stages_of(model: Model, own_us: Floats, bandwidth_bytes_per_s: float, devices_per_unit: int, *, transfers: bool = True) -> Stages:
