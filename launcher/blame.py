@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import linecache
+import re
 import sysconfig
 import traceback
 from pathlib import Path
@@ -13,6 +14,7 @@ from planner.spec.errors import told
 
 __all__ = ["one_line", "user_line"]
 
+_FRAME = re.compile(r'^  File "(.+)", line (\d+), in (.+)$', re.MULTILINE)
 _LONGEST = 500  # characters of a message or a source line that are shown
 _OURS = Path(__file__).parent
 _LIBRARIES = [Path(torch.__file__).parent, *(Path(sysconfig.get_path(name)) for name in ("purelib", "platlib", "stdlib", "platstdlib"))]
@@ -24,7 +26,9 @@ def user_line(error: BaseException, prefer: Path | None = None) -> str:
     A frame in the folder of ``prefer`` (the job's file) counts first, then any frame that is neither
     ours nor a library's. Empty when there is none.
     """
-    best = ""
+    best = _line_in_text(told(error))
+    if best:
+        return best
     for wanted in (lambda path: _is_beside(path, prefer), lambda path: not _is_library(path)):
         current: BaseException | None = error
         while current is not None:
@@ -42,7 +46,17 @@ def user_line(error: BaseException, prefer: Path | None = None) -> str:
 def one_line(error: BaseException) -> str:
     """The exception's class and the first line of its message."""
     text = told(error).strip().splitlines()
+    if len(text) > 1 and text[1].startswith("Original Traceback"):  # another process's, which torch hands on as text
+        return _short(text[-1])
     return f"{type(error).__name__}: {_short(text[0])}" if text else type(error).__name__
+
+
+def _line_in_text(text: str) -> str:
+    """The user's innermost line of a traceback that is part of a message: a loader process's, which torch hands on."""
+    if "\nOriginal Traceback" not in text:
+        return ""
+    frames = [match for match in _FRAME.finditer(text) if not _is_library(Path(match[1]))]
+    return f"{frames[-1][1]}:{frames[-1][2]} in {frames[-1][3]}: {_source(frames[-1][1], int(frames[-1][2]))}" if frames else ""
 
 
 def _source(filename: str, number: int | None) -> str:

@@ -13,7 +13,11 @@ Microbatch m of the stream belongs to epoch ``m // per_epoch``, whose order is a
 
 from __future__ import annotations
 
+import ctypes
 import functools
+import os
+import platform
+import signal
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -110,8 +114,20 @@ def _load(source: MicrobatchSource | EvaluationSource, indices: Iterable[int], p
           processes: int) -> Iterator[tuple[torch.Tensor, ...]]:
     loader = DataLoader(_Microbatches(source, positions), batch_size=None, sampler=indices,
                         num_workers=processes if positions is None or positions else 0, collate_fn=_unchanged,
+                        worker_init_fn=functools.partial(_follow, os.getpid()),
                         generator=torch.Generator())  # one of its own, so that the process's is left alone
     return iter(loader)
+
+
+def _follow(worker: int, index: int) -> None:
+    """In a loader process: let the kernel end it with its worker, however that ends.
+
+    torch itself looks every 5 seconds whether its parent is another one than at first, which is too late to see one that was gone by then.
+    """
+    if platform.system() == "Linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
+    if os.getppid() != worker:
+        os._exit(1)
 
 
 def _unchanged(value: Any) -> Any:

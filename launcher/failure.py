@@ -6,7 +6,9 @@ consequences. The cause is the worker that raised an error of its own, was kille
 
 from __future__ import annotations
 
+import contextlib
 import json
+import shutil
 import signal
 import socket
 import time
@@ -24,6 +26,7 @@ from planner.spec.errors import BadInput, Infeasible, Mismatch, PipedreamError, 
 
 __all__ = ["Failure", "explain", "record_failure"]
 
+_NO_ROOM_BYTES = 1 << 14
 _KINDS: dict[str, type[PipedreamError]] = {kind.__name__: kind for kind in (BadInput, Mismatch, Infeasible, PipedreamError)}
 
 
@@ -111,6 +114,10 @@ def _ended(directory: RunDirectory, worker: Worker, rank: int, slot: Slot, code:
     doing = f"while {slot.text}" if slot.state == "preparing" else f"at {slot.text}" if slot.text else "before its first operation"
     name = _name(worker, rank, slot.pid)
     log = directory.stderr(*worker)
+    with contextlib.suppress(OSError):
+        if shutil.disk_usage(directory.path).free < _NO_ROOM_BYTES:  # it could not even write why
+            return WorkerFailure(f"{name} exited with code {code} {doing}; the disk of {directory.path} is full",
+                                 hint="make room on that disk, or give another run directory")
     if code < 0:
         try:
             signal_name = signal.Signals(-code).name

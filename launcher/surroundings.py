@@ -47,9 +47,12 @@ def torch_log_to(path: Path) -> Iterator[None]:
         torch_logger = logging.getLogger("torch")
         if not torch_logger.handlers:
             torch_logger.addHandler(own)
+        loud = logging.raiseExceptions
+        logging.raiseExceptions = False  # a full disk is told by us, not by a traceback for every line of the log
         try:
             yield
         finally:
+            logging.raiseExceptions = loud
             torch_logger.removeHandler(own)
             for handler, stream in changed.items():
                 handler.stream = stream

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import itertools
 import random
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from launcher.blame import one_line, user_line
 from launcher.data import EvaluationSource, MicrobatchSource, sample_layout
 from planner.spec.errors import BadInput
 
@@ -125,3 +130,37 @@ def test_unusable_samples_are_explained() -> None:
     for data, words in [(Ragged(4), "cannot be stacked"), (Text(4), "is a str, not a tensor"), (Changing(4), "differ in structure")]:
         with pytest.raises(BadInput, match=words):
             MicrobatchSource(data, 2, False).read(0)
+
+
+class Broken(Numbers):
+    def __getitem__(self, index: int) -> Any:
+        raise OSError(f"sample {index} is gone")
+
+
+def test_an_error_in_a_loader_process_is_told_with_the_users_line() -> None:
+    stream = MicrobatchSource(Broken(4), 1, shuffle=False, processes=1).iterate(range(4))
+    with pytest.raises(OSError, match="Original Traceback") as caught:
+        next(stream)
+    assert one_line(caught.value) == "OSError: sample 0 is gone"
+    assert "test_data.py:" in user_line(caught.value) and "in __getitem__: raise OSError" in user_line(caught.value)
+
+
+SCRIPT = """
+import os
+from launcher.data import MicrobatchSource
+data = [(float(i), float(i)) for i in range(100)]
+stream = MicrobatchSource(data, 1, processes=2).iterate(range(100))
+next(stream)
+import multiprocessing
+print(*(child.pid for child in multiprocessing.active_children()), flush=True)
+os.kill(os.getpid(), 9)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends a process with its parent")
+def test_loader_processes_end_with_their_worker_even_by_kill() -> None:
+    root = Path(__file__).resolve().parents[2]
+    done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, cwd=root)
+    processes = [psutil.Process(pid) for pid in map(int, done.stdout.split()) if psutil.pid_exists(pid)]
+    alive = [process for process in psutil.wait_procs(processes, timeout=2)[1] if process.status() != psutil.STATUS_ZOMBIE]
+    assert len(done.stdout.split()) == 2 and not alive

@@ -8,10 +8,12 @@ import socket
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
 
+from launcher.failure import explain
 from launcher.launch import Progress, TrainSettings, train
 from launcher.rundir import RunDirectory
 from launcher.status import StatusBoard
@@ -95,3 +97,13 @@ def test_the_hanging_worker_is_named_and_not_its_victim(tmp_path: Path) -> None:
     message = Run(tmp_path, "hang", timeout_s=4).failure().message
     assert message.startswith("stage 1 replica 0 ")
     assert "has been in 1U5 for" in message
+
+
+def test_a_worker_that_could_not_even_write_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory = RunDirectory(tmp_path)
+    directory.parts.mkdir()
+    board = StatusBoard.create(directory.status, 2)
+    monkeypatch.setattr("launcher.failure.shutil.disk_usage", lambda path: SimpleNamespace(free=100))
+    error = explain(directory, (1, 1), board, {1: 1}, 60.0)
+    assert error.message.startswith("stage 1 replica 0") and error.message.endswith(f"the disk of {tmp_path} is full")
+    assert "room" in error.hint
