@@ -84,6 +84,9 @@ class Cluster:
             titles = [node.name for node in siblings]
             require(len(set(titles)) == len(titles), f"sibling nodes {titles} have a name twice")
             for node in siblings:
+                for other in siblings:
+                    require(not _paths_meet(node, other), f"{node.count} nodes called {node.name!r} and their sibling {other.name!r} "
+                            "would have a name in common", hint="give one of them another name")
                 require(node.device is None or node.device in names, f"node {node.name!r} has device type {node.device!r}, known: {names}")
 
     @property
@@ -111,6 +114,14 @@ class Cluster:
                         yield from walk(f"{path}/", node.children)
 
         return walk("", self.nodes)
+
+
+def _paths_meet(node: Node, other: Node) -> bool:
+    """Whether the first of ``other`` (``d1`` and 0) has the name of one of ``node`` (``d`` and 10)."""
+    rest = other.name[len(node.name):]
+    if not other.name.startswith(node.name) or not (rest.isascii() and rest.isdigit()) or rest.startswith("0") or len(rest) > 7:
+        return False
+    return int(f"{rest}0") < node.count
 
 
 def _groups(prefix: str, nodes: tuple[Node, ...]) -> Iterator[tuple[str, tuple[Node, ...]]]:

@@ -50,6 +50,7 @@ def test_a_fault_deep_in_the_tree_is_named() -> None:
         lambda: Node("a", 0, LINK, "gpu", ()),
         lambda: Cluster("c", (), (Node("a", 1, LINK, "gpu", ()),)),
         lambda: Cluster("c", (DeviceType("gpu", 1.0, None),), ()),
+        lambda: Cluster("c", (DeviceType("gpu", 1.0, None),), (Node("d1", 4, LINK, "gpu", ()), Node("d", 20, LINK, "gpu", ()))),
         lambda: Link(0.0, 0.0),
         lambda: DeviceType("gpu", 0.0, None),
         lambda: Device("", "", 1, 1, 1, 1.0, 0.0),
@@ -99,3 +100,10 @@ def test_a_trace_has_a_row_a_worker() -> None:
     events = chrome_trace([Span(1, 0, "1F0", "forward", 10.0, 5.0)])["traceEvents"]
     assert events[0] == {"ph": "X", "name": "1F0", "cat": "forward", "pid": 1, "tid": 0, "ts": 10.0, "dur": 5.0}
     assert {"ph": "M", "name": "process_name", "pid": 1, "args": {"name": "stage 1"}} in events
+
+
+@pytest.mark.parametrize(("first", "second"), [(("d", 10), ("d1", 4)), (("d", 200), ("d0", 4)), (("d", 9), ("e1", 9))])
+def test_siblings_whose_numbers_never_meet_are_allowed(first: tuple[str, int], second: tuple[str, int]) -> None:
+    cluster = Cluster("c", (DeviceType("gpu", 1.0, None),), tuple(Node(name, count, LINK, "gpu", ()) for name, count in (first, second)))
+    paths = [path for path, _ in cluster.devices()]
+    assert len(set(paths)) == len(paths)
