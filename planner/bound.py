@@ -8,122 +8,150 @@ and the bound is the optimum; in general it prunes what :mod:`planner.ilp` is as
 
 from __future__ import annotations
 
-import bisect
 import math
 
 import networkx as nx
+import numpy as np
+import numpy.typing as npt
 
 from planner.columns import Candidate, CandidateTable
 from planner.problem import Problem, Scenario, prime_powers
+from planner.stage_arrays import stage_arrays
 from planner.topology import Site, Topology
 
 __all__ = ["Bound", "best_sites", "longer_batches_us"]
 
-_Reached = dict[int, int]  # state -> fewest devices; see Bound._state
+Ints = npt.NDArray[np.int64]
+NEVER = 1 << 50  # weight of what cannot be reached
+MOST_TIES = 3000  # candidates of equally good plans, of which more say nothing new
 
 
 class Bound:
-    """The position-free relaxation of one scenario."""
+    """The position-free relaxation of one scenario.
+
+    Candidates stand in arrays, by ``first`` and then by cost. A *state* is the prime powers of the batch that a
+    replica count covers already (a bit each) and, when the number of stages is fixed, how many there are so
+    far (above those bits). What is least is a *weight*: devices first, and then stages.
+    """
 
     def __init__(self, problem: Problem, scenario: Scenario, sites: list[Site]) -> None:
         self.problem, self.scenario = problem, scenario
         self.table = CandidateTable(problem, scenario)
-        self._powers = prime_powers(scenario.multiple) if scenario.exact else ()
-        self._one_stage = (1 << len(self._powers)) if problem.stages is not None else 0
-        self._wanted = (problem.stages or 0) << len(self._powers) | (1 << len(self._powers)) - 1
-        found = (
-            self.table.candidate(first, last, site, ())
-            for first, last in problem.chain.intervals()
-            for site in sites[: min(problem.max_replicas, scenario.max_devices)]
-            if scenario.multiple % site.replicas == 0
-        )
-        self.candidates = sorted(c for c in found if c is not None)
-        self._costs = [c.cost_us for c in self.candidates]
-        self._starting: dict[int, list[tuple[float, int, int, int, int]]] = {cut: [] for cut in range(problem.chain.end + 1)}
-        self._masks = {site.replicas: sum(1 << b for b, power in enumerate(self._powers) if site.replicas % power == 0) for site in sites}
-        for c in self.candidates:
-            self._starting[c.first].append((c.cost_us, c.last, c.replicas, self._masks[c.replicas], c.max_after))
+        powers = prime_powers(scenario.multiple) if scenario.exact else ()
+        one_stage = (1 << len(powers)) if problem.stages is not None else 0
+        self._wanted = (problem.stages or 0) << len(powers) | (1 << len(powers)) - 1
+        fitting = [site for site in sites[: min(problem.max_replicas, scenario.max_devices)] if scenario.multiple % site.replicas == 0]
+        self._collect(fitting, [sum(1 << b for b, power in enumerate(powers) if site.replicas % power == 0) for site in fitting])
+        states = np.arange(self._wanted + 1)
+        after = (states[None, :] | np.arange(1 << len(powers))[:, None]) + one_stage
+        self._next = np.where(after <= self._wanted, after, self._wanted + 1)  # by mask and state; the last is nowhere
+        self._known: tuple[float, Ints] | None = None
+        self._device = problem.chain.end + 2  # weight of a device; a stage weighs one
+
+    def _collect(self, sites: list[Site], masks: list[int]) -> None:
+        stages = stage_arrays(self.problem.chain)
+        costs = [stages.cost_us(self.problem, self.scenario, site) for site in sites]
+        limits = [stages.max_after(self.problem, self.scenario, site) for site in sites]
+        count, replicas = len(stages.first), np.array([site.replicas for site in sites], dtype=np.int64)
+        first, last = np.tile(stages.first, len(sites)), np.tile(stages.last, len(sites))
+        cost, limit, r = np.concatenate(costs), np.concatenate(limits), np.repeat(replicas, count)
+        order = np.lexsort((r, last, cost, first))
+        order = order[limit[order] >= 0]
+        self.first, self.last, self.cost_us, self.max_after, self.replicas = first[order], last[order], cost[order], limit[order], r[order]
+        self.mask = np.array(masks, dtype=np.int64).repeat(count)[order]
+        self._weight = self.replicas * (self.problem.chain.end + 2) + 1
+        self._begins = np.searchsorted(self.first, np.arange(self.problem.chain.end + 2))
+        self._costs = np.unique(self.cost_us)
 
     def lowest_us(self, ceiling_us: float) -> float | None:
         """The smallest T at which the relaxation has a plan, if it is below ``ceiling_us``."""
-        low, high = 0, bisect.bisect_left(self._costs, ceiling_us)  # candidates[:high] are those below
+        low, high = 0, int(np.searchsorted(self._costs, ceiling_us))  # costs[:high] are those below
         if high == 0 or self.fewest_devices(self._costs[high - 1]) is None:
             return None
-        while low < high - 1:  # a plan with candidates[:high], none with candidates[:low]
+        while low < high - 1:  # a plan with costs[:high], none with costs[:low]
             middle = (low + high) // 2
             low, high = (low, middle) if self.fewest_devices(self._costs[middle - 1]) is not None else (middle, high)
-        return self._costs[high - 1]
+        return float(self._costs[high - 1])
 
     def fewest_devices(self, time_us: float) -> int | None:
         """Of a relaxed plan within ``time_us``; None when there is none."""
-        return self.from_end(time_us)[0].get(self._wanted)
+        fewest = int(self._from_end(time_us)[0, self._wanted])
+        return fewest // self._device if fewest < NEVER else None
 
-    def from_end(self, time_us: float) -> list[_Reached]:
-        """For each cut, the fewest devices that run the layers after it, by state.
+    def _within(self, cut: int, time_us: float) -> slice:
+        """The candidates that begin at a cut and cost at most so much."""
+        a, b = self._begins[cut], self._begins[cut + 1]
+        return slice(a, a + int(np.searchsorted(self.cost_us[a:b], time_us, side="right")))
 
-        A state is the prime powers of the batch that a replica count covers already (a bit each)
-        and, when the number of stages is fixed, how many there are so far (above those bits).
-        """
-        n, most = self.problem.chain.end, self.scenario.max_devices
-        reached: list[_Reached] = [{} for _ in range(n + 1)]
-        reached[n] = {0: 0}
+    def _from_end(self, time_us: float) -> Ints:
+        """For each cut and state, the least weight of stages that run the layers after the cut."""
+        if self._known is not None and self._known[0] == time_us:
+            return self._known[1]
+        n = self.problem.chain.end
+        reached = np.full((n + 1, self._wanted + 2), NEVER, dtype=np.int64)
+        reached[n, 0] = 0
         for cut in reversed(range(n)):
-            here = reached[cut]
-            for cost_us, last, replicas, mask, max_after in self._starting[cut]:
-                if cost_us > time_us:
-                    break
-                for state, after in reached[last].items():
-                    devices = after + replicas
-                    if after <= max_after and devices <= most:
-                        new = (state | mask) + self._one_stage
-                        if devices < here.get(new, most + 1):
-                            here[new] = devices
+            part = self._within(cut, time_us)
+            if part.start == part.stop:
+                continue
+            target, weights = self._extended(reached, part)
+            if self._wanted == 0:  # one state only
+                reached[cut, 0] = weights.min()
+            else:
+                np.minimum.at(reached[cut], target, weights)
+                reached[cut, -1] = NEVER
+        self._known = (time_us, reached)
         return reached
 
+    def _extended(self, reached: Ints, part: slice) -> tuple[Ints, Ints]:
+        """States and weights when each of the candidates comes before each state at its end."""
+        after = reached[self.last[part], :-1]
+        weights = after + self._weight[part, None]
+        limits = np.minimum(self.max_after[part], self.scenario.max_devices - self.replicas[part])
+        return self._next[self.mask[part]], np.where(after < (limits[:, None] + 1) * self._device, weights, NEVER)
+
     def path(self, time_us: float) -> list[tuple[int, int, int]]:
-        """Stages (first layer, one past the last, replicas) of a relaxed plan within ``time_us`` on the fewest devices; [] if none."""
-        reached = self.from_end(time_us)
-        cut, state, n = 0, self._wanted, self.problem.chain.end
+        """Stages (first, last, replicas) of a relaxed plan within ``time_us`` on the fewest devices; [] if there is none."""
+        reached = self._from_end(time_us)
+        cut, state = 0, self._wanted
         stages: list[tuple[int, int, int]] = []
-        while cut < n and state in reached[cut]:
-            cut_last, r, state = self._step(reached, cut, state, time_us)
-            stages.append((cut, cut_last, r))
-            cut = cut_last
+        while cut < self.problem.chain.end and reached[cut, state] < NEVER:
+            part = self._within(cut, time_us)
+            target, weights = self._extended(reached, part)
+            choice, rest = np.argwhere((target == state) & (weights == reached[cut, state]))[0].tolist()  # the cheapest
+            last = int(self.last[part][choice])
+            stages.append((cut, last, int(self.replicas[part][choice])))
+            cut, state = last, rest
         return stages
 
-    def _step(self, reached: list[_Reached], cut: int, state: int, time_us: float) -> tuple[int, int, int]:
-        """The cheapest candidate that a state's fewest devices may come from, as (last, replicas, state after it)."""
-        for cost_us, last, replicas, mask, max_after in self._starting[cut]:
-            for rest, after in reached[last].items():
-                if cost_us <= time_us and after <= max_after and (rest | mask) + self._one_stage == state and (
-                        after + replicas == reached[cut][state]):
-                    return last, replicas, rest
-        raise KeyError(state)  # every state was reached by some candidate
-
-    def from_start(self, time_us: float) -> list[int | None]:
-        """For each cut, the fewest devices that run the layers before it, memory and batch aside."""
-        before: list[int | None] = [None] * (self.problem.chain.end + 1)
+    def _from_start(self, time_us: float) -> Ints:
+        """For each cut, the least weight of stages that run the layers before it, memory and batch aside."""
+        before = np.full(self.problem.chain.end + 1, NEVER, dtype=np.int64)
         before[0] = 0
         for cut in range(self.problem.chain.end):
-            if (start := before[cut]) is None:
-                continue
-            for cost_us, last, replicas, _, _ in self._starting[cut]:
-                if cost_us > time_us:
-                    break
-                known = before[last]
-                before[last] = start + replicas if known is None else min(known, start + replicas)
+            if before[cut] < NEVER:
+                part = self._within(cut, time_us)
+                np.minimum.at(before, self.last[part], before[cut] + self._weight[part])
         return before
 
-    def useful(self, time_us: float) -> list[Candidate]:
-        """The candidates of cost <= ``time_us`` that some plan within the device count could contain."""
-        before = self.from_start(time_us)
-        after = [min(states.values(), default=None) for states in self.from_end(time_us)]
-        kept = []
-        for c in self.candidates[: bisect.bisect_right(self._costs, time_us)]:
-            start, end = before[c.first], after[c.last]
-            if start is not None and end is not None and end <= c.max_after and start + c.replicas + end <= self.scenario.max_devices:
-                kept.append(c)
-        return kept
+    def useful(self, time_us: float, *, fewest: bool = False) -> list[Candidate]:
+        """The candidates of cost <= ``time_us`` that some plan within the device count could contain.
+
+        ``fewest``: only those of plans with the fewest devices, and of these the fewest stages; where very many tie, some.
+        """
+        reached = self._from_end(time_us)
+        before, after = self._from_start(time_us)[self.first], reached[:, :-1].min(axis=1)[self.last]
+        kept = (self.cost_us <= time_us) & (after < (self.max_after + 1) * self._device)
+        if fewest:
+            kept &= before + self._weight + after <= reached[0, self._wanted]
+            kept &= np.cumsum(kept) <= MOST_TIES
+            for first, last, r in self.path(time_us):  # one plan is complete in any case
+                part = self._within(first, time_us)
+                kept[part.start:part.stop] |= (self.last[part] == last) & (self.replicas[part] == r)
+        else:
+            kept &= before // self._device + self.replicas + after // self._device <= self.scenario.max_devices
+        columns = (array[kept].tolist() for array in (self.cost_us, self.first, self.last, self.replicas, self.max_after))
+        return sorted(Candidate(cost, first, last, (), r, limit) for cost, first, last, r, limit in zip(*columns, strict=True))
 
 
 def longer_batches_us(problem: Problem) -> float | None:

@@ -33,7 +33,7 @@ __all__ = ["Chain", "chain_of", "chain_over"]
 Bools = npt.NDArray[np.bool_]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Chain:
     """Sums over the layers before each state, so that any stage is measured in constant time.
 

@@ -35,6 +35,8 @@ def good_plans(bound: Bound, lowest_us: float) -> Iterator[tuple[Stage, ...]]:
     fitted = _fitted(bound.path(lowest_us), capacities)
     if fitted and _allowed(problem, fitted):
         yield fitted
+        if len(capacities) == 1:  # there it is the optimum itself
+            return
     most = bound.scenario.max_devices
     families: list[tuple[int, int, Callable[[int, int], Allocation]]] = [(most, 1, partial(_packed, capacities))]
     for places in sorted({*(1 << bit for bit in range(1, len(capacities).bit_length())), len(capacities)} - {1}):

@@ -179,7 +179,8 @@ class _ScenarioSearch:
     def within(self, time_us: float) -> Answer:
         """A plan within ``time_us`` with the fewest devices, if there is one."""
         state = self.state
-        return self._noted(fewest_devices(state.problem, self.scenario, self._named(time_us), time_us, self.effort, state.deadline))
+        named = self._named(time_us, fewest=len(state.problem.topology.places) == 1)  # there the bound is exact
+        return self._noted(fewest_devices(state.problem, self.scenario, named, time_us, self.effort, state.deadline))
 
     def _any(self, time_us: float) -> Answer:
         state = self.state
@@ -215,10 +216,10 @@ class _ScenarioSearch:
         self.proven = self.proven and answer.proven
         return answer if answer.stages else Answer((), math.inf, answer.proven)
 
-    def _named(self, time_us: float) -> list[Candidate]:
+    def _named(self, time_us: float, *, fewest: bool = False) -> list[Candidate]:
         """The candidates with their allocations, as far as the position-free bound leaves them."""
         state, found = self.state, []
-        for free in self.bound.useful(time_us):
+        for free in self.bound.useful(time_us, fewest=fewest):
             for allocation in state.allocations[free.replicas]:
                 key = (free.first, free.last, allocation)
                 if key not in self._known:
