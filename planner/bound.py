@@ -9,6 +9,8 @@ and the bound is the optimum; in general it prunes what :mod:`planner.ilp` is as
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
+from functools import cached_property
 
 import networkx as nx
 import numpy as np
@@ -23,13 +25,14 @@ __all__ = ["Bound", "best_sites", "longer_batches_us"]
 
 Ints = npt.NDArray[np.int64]
 NEVER = 1 << 50  # weight of what cannot be reached
-MOST_TIES = 3000  # candidates of equally good plans, of which more say nothing new
+_CLOSE = 1.001  # bounds nearer than this: perhaps the upper one is the answer
+MOST_TIES = 600  # candidates of equally good plans, of which more say nothing new
 
 
 class Bound:
     """The position-free relaxation of one scenario.
 
-    Candidates stand in arrays, by ``first`` and then by cost. A *state* is the prime powers of the batch that a
+    Candidates stand in arrays, by ``first``, ``last`` and replicas. A *state* is the prime powers of the batch that a
     replica count covers already (a bit each) and, when the number of stages is fixed, how many there are so
     far (above those bits). What is least is a *weight*: devices first, and then stages.
     """
@@ -40,132 +43,189 @@ class Bound:
         powers = prime_powers(scenario.multiple) if scenario.exact else ()
         one_stage = (1 << len(powers)) if problem.stages is not None else 0
         self._wanted = (problem.stages or 0) << len(powers) | (1 << len(powers)) - 1
-        fitting = [site for site in sites[: min(problem.max_replicas, scenario.max_devices)] if scenario.multiple % site.replicas == 0]
-        self._collect(fitting, [sum(1 << b for b, power in enumerate(powers) if site.replicas % power == 0) for site in fitting])
+        self._sites = [site for site in sites[: min(problem.max_replicas, scenario.max_devices)] if scenario.multiple % site.replicas == 0]
+        self._masks = [sum(1 << b for b, power in enumerate(powers) if site.replicas % power == 0) for site in self._sites]
         states = np.arange(self._wanted + 1)
         after = (states[None, :] | np.arange(1 << len(powers))[:, None]) + one_stage
         self._next = np.where(after <= self._wanted, after, self._wanted + 1)  # by mask and state; the last is nowhere
-        self._known: tuple[float, Ints] | None = None
         self._device = problem.chain.end + 2  # weight of a device; a stage weighs one
+        self._known: dict[float, tuple[_Chosen, Ints]] = {}
 
-    def _collect(self, sites: list[Site], masks: list[int]) -> None:
+    @cached_property
+    def _all(self) -> _Chosen:
+        """The candidates that fit their devices under some circumstances."""
         stages = stage_arrays(self.problem.chain)
-        costs = [stages.cost_us(self.problem, self.scenario, site) for site in sites]
-        limits = [stages.max_after(self.problem, self.scenario, site) for site in sites]
-        count, replicas = len(stages.first), np.array([site.replicas for site in sites], dtype=np.int64)
-        first, last = np.tile(stages.first, len(sites)), np.tile(stages.last, len(sites))
-        cost, limit, r = np.concatenate(costs), np.concatenate(limits), np.repeat(replicas, count)
-        order = np.lexsort((r, last, cost, first))
-        order = order[limit[order] >= 0]
-        self.first, self.last, self.cost_us, self.max_after, self.replicas = first[order], last[order], cost[order], limit[order], r[order]
-        self.mask = np.array(masks, dtype=np.int64).repeat(count)[order]
-        self._weight = self.replicas * (self.problem.chain.end + 2) + 1
-        self._begins = np.searchsorted(self.first, np.arange(self.problem.chain.end + 2))
-        self._costs = np.unique(self.cost_us)
+        cost = np.stack([stages.cost_us(self.problem, self.scenario, site) for site in self._sites], axis=1).ravel()
+        limit = np.stack([stages.max_after(self.problem, self.scenario, site) for site in self._sites], axis=1).ravel()
+        each, count = len(self._sites), len(stages.first)
+        replicas = np.tile(np.array([site.replicas for site in self._sites], dtype=np.int64), count)
+        mask = np.tile(np.array(self._masks, dtype=np.int64), count)
+        everything = _Chosen(stages.first.repeat(each), stages.last.repeat(each), cost, replicas, limit, mask)
+        return everything if (limit >= 0).all() else everything.some(np.flatnonzero(limit >= 0))
 
-    def lowest_us(self, ceiling_us: float) -> float | None:
-        """The smallest T at which the relaxation has a plan, if it is below ``ceiling_us``."""
-        low, high = 0, int(np.searchsorted(self._costs, ceiling_us))  # costs[:high] are those below
-        if high == 0 or self.fewest_devices(self._costs[high - 1]) is None:
+    def lowest_us(self, ceiling_us: float, tolerance: float = 0.0) -> float | None:
+        """The smallest T at which the relaxation has a plan, if it is below ``ceiling_us``; too low by ``tolerance`` at most."""
+        costs = self._all.cost_us
+        high_us, low_us = self._below(ceiling_us), self._busy_us  # a plan within high, none within low
+        if high_us is None or self.fewest_devices(high_us) is None:
             return None
-        while low < high - 1:  # a plan with costs[:high], none with costs[:low]
-            middle = (low + high) // 2
-            low, high = (low, middle) if self.fewest_devices(self._costs[middle - 1]) is not None else (middle, high)
-        return float(self._costs[high - 1])
+        tried, high_us = False, self._slowest(high_us)
+        while high_us > low_us * (1 + tolerance):
+            close = not tried and high_us <= low_us * _CLOSE
+            trial_us = self._below(high_us) if close else self._below(np.nextafter((low_us + high_us) / 2, math.inf))
+            if trial_us is None or trial_us <= low_us:  # no candidate costs that; the next dearer one does
+                trial_us = float(costs[costs > low_us].min())
+                if trial_us >= high_us:
+                    return high_us
+            tried = close
+            if self.fewest_devices(trial_us) is not None:
+                high_us = self._slowest(trial_us)
+            else:
+                low_us = trial_us
+        return high_us if tolerance == 0 else min(high_us, low_us)
+
+    def _below(self, time_us: float) -> float | None:
+        """The largest cost of a candidate below a time."""
+        highest_us = float(self._all.cost_us[self._all.cost_us < time_us].max(initial=-1.0))
+        return highest_us if highest_us >= 0 else None
+
+    def _slowest(self, time_us: float) -> float:
+        """The largest cost on a path within ``time_us``, which exists."""
+        chosen, _ = self._from_end(time_us)
+        return max(float(chosen.cost_us[(chosen.first == first) & (chosen.last == last) & (chosen.replicas == r)][0])
+                   for first, last, r in self.path(time_us))
+
+    @property
+    def _busy_us(self) -> float:
+        """Below this no plan can be: devices without a pause. A little less, as sums are rounded."""
+        compute_us = self.problem.chain.compute_us[self.problem.chain.end]
+        fastest = max((site.speed for site in self._sites), default=1.0)
+        return compute_us / fastest / self.scenario.max_devices * (1 - 1e-9) - 1e-9
 
     def fewest_devices(self, time_us: float) -> int | None:
         """Of a relaxed plan within ``time_us``; None when there is none."""
-        fewest = int(self._from_end(time_us)[0, self._wanted])
+        fewest = int(self._from_end(time_us)[1][0, self._wanted])
         return fewest // self._device if fewest < NEVER else None
 
-    def _within(self, cut: int, time_us: float) -> slice:
-        """The candidates that begin at a cut and cost at most so much."""
-        a, b = self._begins[cut], self._begins[cut + 1]
-        return slice(a, a + int(np.searchsorted(self.cost_us[a:b], time_us, side="right")))
+    def _from_end(self, time_us: float) -> tuple[_Chosen, Ints]:
+        """The candidates within a time, and for each cut and state the least weight of stages that run the layers after the cut."""
+        if time_us not in self._known:
+            chosen = self._all.some(np.flatnonzero(self._all.cost_us <= time_us))
+            self._known = {time_us: (chosen, self._reached(chosen))}  # the last answer only: it is often asked for again
+        return self._known[time_us]
 
-    def _from_end(self, time_us: float) -> Ints:
-        """For each cut and state, the least weight of stages that run the layers after the cut."""
-        if self._known is not None and self._known[0] == time_us:
-            return self._known[1]
-        n = self.problem.chain.end
+    def _reached(self, chosen: _Chosen) -> Ints:
+        n, chosen = self.problem.chain.end, chosen.undominated()
+        begins = chosen.begins(n)
+        weight = chosen.replicas * self._device + 1
+        limit = (np.minimum(chosen.max_after, self.scenario.max_devices - chosen.replicas) + 1) * self._device
+        target = self._next[chosen.mask]
         reached = np.full((n + 1, self._wanted + 2), NEVER, dtype=np.int64)
         reached[n, 0] = 0
         for cut in reversed(range(n)):
-            part = self._within(cut, time_us)
-            if part.start == part.stop:
+            a, b = begins[cut], begins[cut + 1]
+            if a == b:
                 continue
-            target, weights = self._extended(reached, part)
             if self._wanted == 0:  # one state only
-                reached[cut, 0] = weights.min()
+                after = reached[chosen.last[a:b], 0]
+                reached[cut, 0] = np.where(after < limit[a:b], after + weight[a:b], NEVER).min()
             else:
-                np.minimum.at(reached[cut], target, weights)
+                after = reached[chosen.last[a:b], :-1]
+                np.minimum.at(reached[cut], target[a:b], np.where(after < limit[a:b, None], after + weight[a:b, None], NEVER))
                 reached[cut, -1] = NEVER
-        self._known = (time_us, reached)
         return reached
-
-    def _extended(self, reached: Ints, part: slice) -> tuple[Ints, Ints]:
-        """States and weights when each of the candidates comes before each state at its end."""
-        after = reached[self.last[part], :-1]
-        weights = after + self._weight[part, None]
-        limits = np.minimum(self.max_after[part], self.scenario.max_devices - self.replicas[part])
-        return self._next[self.mask[part]], np.where(after < (limits[:, None] + 1) * self._device, weights, NEVER)
 
     def path(self, time_us: float) -> list[tuple[int, int, int]]:
         """Stages (first, last, replicas) of a relaxed plan within ``time_us`` on the fewest devices; [] if there is none."""
-        reached = self._from_end(time_us)
-        cut, state = 0, self._wanted
+        chosen, reached = self._from_end(time_us)
+        cut, state, begins = 0, self._wanted, chosen.begins(self.problem.chain.end)
         stages: list[tuple[int, int, int]] = []
         while cut < self.problem.chain.end and reached[cut, state] < NEVER:
-            part = self._within(cut, time_us)
-            target, weights = self._extended(reached, part)
-            choice, rest = np.argwhere((target == state) & (weights == reached[cut, state]))[0].tolist()  # the cheapest
-            last = int(self.last[part][choice])
-            stages.append((cut, last, int(self.replicas[part][choice])))
-            cut, state = last, rest
+            part = chosen.some(np.arange(begins[cut], begins[cut + 1]))
+            after = reached[part.last, :-1]
+            limit = (np.minimum(part.max_after, self.scenario.max_devices - part.replicas) + 1) * self._device
+            right = (self._next[part.mask] == state) & (after < limit[:, None])
+            right &= after + (part.replicas * self._device + 1)[:, None] == reached[cut, state]
+            choice = min(np.flatnonzero(right.any(axis=1)).tolist(), key=lambda index: part.cost_us[index])
+            stages.append((cut, int(part.last[choice]), int(part.replicas[choice])))
+            cut, state = int(part.last[choice]), int(np.argmax(right[choice]))
         return stages
-
-    def _from_start(self, time_us: float) -> Ints:
-        """For each cut, the least weight of stages that run the layers before it, memory and batch aside."""
-        before = np.full(self.problem.chain.end + 1, NEVER, dtype=np.int64)
-        before[0] = 0
-        for cut in range(self.problem.chain.end):
-            if before[cut] < NEVER:
-                part = self._within(cut, time_us)
-                np.minimum.at(before, self.last[part], before[cut] + self._weight[part])
-        return before
 
     def useful(self, time_us: float, *, fewest: bool = False) -> list[Candidate]:
         """The candidates of cost <= ``time_us`` that some plan within the device count could contain.
 
         ``fewest``: only those of plans with the fewest devices, and of these the fewest stages; where very many tie, some.
         """
-        reached = self._from_end(time_us)
-        before, after = self._from_start(time_us)[self.first], reached[:, :-1].min(axis=1)[self.last]
-        kept = (self.cost_us <= time_us) & (after < (self.max_after + 1) * self._device)
+        chosen, reached = self._from_end(time_us)
+        before, after = self._from_start(chosen)[chosen.first], reached[:, :-1].min(axis=1)[chosen.last]
+        kept = after < (chosen.max_after + 1) * self._device
         if fewest:
-            kept &= before + self._weight + after <= reached[0, self._wanted]
+            kept &= before + chosen.replicas * self._device + 1 + after <= reached[0, self._wanted]
             kept &= np.cumsum(kept) <= MOST_TIES
             for first, last, r in self.path(time_us):  # one plan is complete in any case
-                part = self._within(first, time_us)
-                kept[part.start:part.stop] |= (self.last[part] == last) & (self.replicas[part] == r)
+                kept |= (chosen.first == first) & (chosen.last == last) & (chosen.replicas == r)
         else:
-            kept &= before // self._device + self.replicas + after // self._device <= self.scenario.max_devices
-        columns = (array[kept].tolist() for array in (self.cost_us, self.first, self.last, self.replicas, self.max_after))
-        return sorted(Candidate(cost, first, last, (), r, limit) for cost, first, last, r, limit in zip(*columns, strict=True))
+            kept &= before // self._device + chosen.replicas + after // self._device <= self.scenario.max_devices
+        return sorted(chosen.some(np.flatnonzero(kept)).candidates())
+
+    def _from_start(self, chosen: _Chosen) -> Ints:
+        """For each cut, the least weight of stages that run the layers before it, memory and batch aside."""
+        begins = chosen.begins(self.problem.chain.end)
+        before = np.full(self.problem.chain.end + 1, NEVER, dtype=np.int64)
+        before[0] = 0
+        for cut in range(self.problem.chain.end):
+            part = slice(begins[cut], begins[cut + 1])
+            if before[cut] < NEVER:
+                np.minimum.at(before, chosen.last[part], before[cut] + chosen.replicas[part] * self._device + 1)
+        return before
 
 
-def longer_batches_us(problem: Problem) -> float | None:
+@dataclass(frozen=True, eq=False)
+class _Chosen:
+    """Candidates as arrays, by ``first``."""
+
+    first: Ints
+    last: Ints
+    cost_us: npt.NDArray[np.float64]
+    replicas: Ints
+    max_after: Ints
+    mask: Ints
+
+    def some(self, indices: Ints) -> _Chosen:
+        """These of them."""
+        return _Chosen(self.first[indices], self.last[indices], self.cost_us[indices], self.replicas[indices], self.max_after[indices],
+                       self.mask[indices])
+
+    def undominated(self) -> _Chosen:
+        """Without those whose neighbour is the same stage on fewer devices, and as good in every respect."""
+        same = (self.first[1:] == self.first[:-1]) & (self.last[1:] == self.last[:-1])
+        covers = (self.mask[1:] & ~self.mask[:-1]) == 0
+        worse = same & covers & (self.max_after[1:] <= self.max_after[:-1])
+        return self.some(np.flatnonzero(np.concatenate([[True], ~worse]))) if worse.any() else self
+
+    def begins(self, end: int) -> list[int]:
+        """Where those of each cut begin, and one more."""
+        found: list[int] = np.searchsorted(self.first, np.arange(end + 2)).tolist()
+        return found
+
+    def candidates(self) -> list[Candidate]:
+        """One by one."""
+        columns = (array.tolist() for array in (self.cost_us, self.first, self.last, self.replicas, self.max_after))
+        return [Candidate(cost, first, last, (), r, limit) for cost, first, last, r, limit in zip(*columns, strict=True)]
+
+
+def longer_batches_us(problem: Problem, ceiling_us: float = math.inf, tolerance: float = 0.0) -> float | None:
     """What plans could reach if their replica counts' least common multiple were not kept to the number of devices.
 
-    A lower bound, from the largest multiple that counts adding up to the devices can have. None when the batch is given or
-    no multiple is longer.
+    A lower bound, from the largest multiple that counts adding up to the devices can have, and lower by at most
+    ``tolerance``. None when the batch is given, no multiple is longer, or nothing is below ``ceiling_us``.
     """
     most = problem.max_devices
     longest = _longest_multiple(most)
     if problem.batch_microbatches is not None or problem.policy == "2bw" or longest <= most:
         return None
     scenario = Scenario(longest, math.lcm(*range(1, most + 1)), False, 1, most)
-    return Bound(problem, scenario, best_sites(problem.topology, min(problem.max_replicas, most))).lowest_us(math.inf)
+    return Bound(problem, scenario, best_sites(problem.topology, min(problem.max_replicas, most))).lowest_us(ceiling_us, tolerance)
 
 
 def _longest_multiple(total: int) -> int:

@@ -61,7 +61,7 @@ def search(problem: Problem, *, deadline: float | None = None) -> Found | None:
     limited = any(place.device_type.memory_bytes is not None for place in problem.topology.places)
     order = sorted(scenarios(problem, memory_matters=limited), key=lambda s: (-s.batch_microbatches, s.multiple, s.vertical_versions or 0))
     bounds = [Bound(problem, scenario, state.sites) for scenario in order]
-    promising = [bound for bound in bounds if bound.fewest_devices(math.inf) is not None]
+    promising = bounds
     if len(problem.topology.places) > 1 or deadline is not None:  # on one place the position-free bound is the answer already
         by_bound = []
         for index, bound in enumerate(promising):
@@ -74,7 +74,8 @@ def search(problem: Problem, *, deadline: float | None = None) -> Found | None:
         state.visit(bound)
     for bound in sorted(bounds, key=lambda bound: bound.scenario.batch_microbatches != state.best_batch):
         state.prefer_fewer_devices(bound)
-    if not state.best.stages and promising and not (state.in_time and state.every_allocation):
+    possible = bool(state.best.stages) or any(bound.fewest_devices(math.inf) is not None for bound in bounds)
+    if not state.best.stages and possible and not (state.in_time and state.every_allocation):
         reason = "within the time limit" if state.late else "among the placements that were searched"
         raise Infeasible(f"no plan was found {reason}, though there may be one",
                          hint="give a longer --time-limit, or loosen the limits on memory, stages or replicas", code="time_limit")

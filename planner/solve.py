@@ -192,8 +192,8 @@ def _report(problem: Problem, found: Found) -> SolverReport:
         restricted.append("stages on one server, equally on neighbouring servers, or on whole servers and a rest")
     if not optimal and not found.in_time:
         restricted.append("the search was ended by the time limit, or by its size")
-    longer_us = longer_batches_us(problem)
-    if longer_us is not None and longer_us < found.microbatch_us * 0.99:
+    longer_us = longer_batches_us(problem, found.microbatch_us * 0.99, tolerance=0.005)
+    if longer_us is not None:
         restricted.append(f"batches of more than {problem.max_devices} microbatches (--batch-microbatches): at best "
                           f"{format_duration_us(longer_us)} per microbatch")
     return SolverReport(solver_name(), "optimal" if optimal else "feasible", found.microbatch_us if optimal else bound_us,
