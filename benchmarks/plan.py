@@ -43,15 +43,18 @@ class Result(NamedTuple):
     peak_bytes: int
 
 
-def run(arguments: list[str], repeats: int, timeout_s: float = 600) -> Result:
-    """The JSON answer of ``pipedream ARGUMENTS`` and the median of its whole duration."""
+def run(arguments: list[str], repeats: int, timeout_s: float = 150) -> Result:
+    """The JSON answer of ``pipedream ARGUMENTS`` and the median of its whole duration; an error where it takes too long."""
     seconds, peak, answer = [], 0, {}
     for _ in range(repeats):
         start = time.monotonic()
         code = "import resource, sys; from pdcli.main import main; code = main(sys.argv[1:]); sys.stdout.flush(); " \
                "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, file=sys.stderr); sys.exit(code)"
-        done = subprocess.run([sys.executable, "-c", code, *arguments, "--json"], capture_output=True, text=True, timeout=timeout_s,
-                              cwd=ROOT)
+        try:
+            done = subprocess.run([sys.executable, "-c", code, *arguments, "--json"], capture_output=True, text=True, timeout=timeout_s,
+                                  cwd=ROOT)
+        except subprocess.TimeoutExpired:
+            return Result({"status": "error", "message": f"stopped after {timeout_s:g} s"}, timeout_s, peak)
         seconds.append(time.monotonic() - start)
         answer = json.loads(done.stdout)
         peak = max(peak, int(done.stderr.split()[-1]) * 1024)

@@ -39,6 +39,7 @@ class Searched(NamedTuple):
 def states_of(profile: Profile, most: int | None = None) -> Searched:
     """The states to search, at most so many. The layers of a tied parameter are never on two sides of a cut."""
     n = len(profile.layers)
+    chosen = MOST_SEARCHED if most is None else most
     if most is None:
         most = min(max(MOST_SEARCHED, 3 * n // 2), MOST_OF_A_CHAIN)
     predecessors = predecessor_masks(n, edges_of(profile))
@@ -49,7 +50,7 @@ def states_of(profile: Profile, most: int | None = None) -> Searched:
     wide = _analysed(profile)
     prefixes = {(1 << count) - 1 for count in range(n + 1)}
     pool = closed_under(sorted(prefixes.union(wide.states if wide else ()), key=_order), groups)
-    states = _fewest_crossing(profile, CutStates(n, tuple(pool), complete=False), most)
+    states = _fewest_crossing(profile, CutStates(n, tuple(pool), complete=False), chosen)
     return Searched(states, f"cuts behind other sets of layers than {len(states)} chosen ones, of more than {most} that there are", wide)
 
 
