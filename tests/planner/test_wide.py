@@ -80,6 +80,14 @@ def _weights(a: tuple[float, float], b: tuple[float, float], limit: float) -> li
     return shares
 
 
+def test_a_tensor_crosses_until_the_last_layer_that_uses_it() -> None:
+    """The first layer's 100 bytes are used by the second and the third; the third makes a million that cross."""
+    graph = Graph((10.0, 5.0, 1.0, 0.0), ((), (0,), (0,), (2,)), (Crossing(0, (1, 2), 100), Crossing(2, (3,), 10**6)))
+    found = frontier(graph, 0b0001, 0b0111, 10.0)
+    assert found.least_bytes == 100.0 and 0b0011 in found.states
+    assert all(value == pytest.approx(max(15 - 100 * price, 16 - 10**6 * price)) for price, value in found.above)
+
+
 @settings(max_examples=80)
 @given(graph_profiles(most_layers=6), st.integers(1, 4), st.sampled_from([1e7, 1e8, 1e9, 1e11]))
 def test_no_plan_by_the_originals_formulas_is_below_the_bound(model: Profile, devices: int, bandwidth: float) -> None:
