@@ -7,6 +7,7 @@ and takes its text colour from the reader's colour scheme, so it can be read on 
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from xml.sax.saxutils import escape
@@ -131,9 +132,9 @@ def ticks(low: float, high: float, about: int = 7) -> list[float]:
     >>> ticks(0, 10), ticks(1, 64), ticks(0, 0.3)
     ([0.0, 2.0, 4.0, 6.0, 8.0, 10.0], [0.0, 10.0, 20.0, 30.0, 40.0, 50.0, 60.0], [0.0, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3])
     """
-    if not high > low:
-        return [float(low)]
     rough = (high - low) / about
+    if not rough >= sys.float_info.min:  # nothing between them that a step could divide, down to the smallest numbers
+        return [float(low)]
     power = 10.0 ** math.floor(math.log10(rough))
     step = power * min((m for m in (1, 2, 5, 10) if m * power >= rough * 0.99), default=10)
     first, last = math.floor(low / step + 1e-9), math.floor(high / step + 1e-9)

@@ -62,6 +62,11 @@ def test_a_plot_without_points_is_still_a_picture() -> None:
     assert circles(line_plot("t", "x", "y", [])) == []
 
 
+@pytest.mark.parametrize("high", [0.0, 5e-324, 1e-320, 2.3e-308])
+def test_a_range_too_small_to_divide_has_one_tick(high: float) -> None:
+    assert ticks(0.0, high) == [0.0]
+
+
 @given(st.floats(-1e3, 1e3), st.floats(1e-2, 1e9))
 def test_ticks_are_few_even_and_round(low: float, length: float) -> None:
     found = ticks(low, low + length)
