@@ -58,19 +58,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command line and return its exit code; prints errors, never raises."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     _open_standard_streams()
+    code = 0
     try:
         with terminations_raised():
             code = _run(words)
         sys.stdout.flush()
         return code
     except BrokenPipeError:  # the reader of our output has gone, as in `pipedream ... | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # so that the interpreter's last flush is quiet too
+        _discard_stdout()
         return 1  # as click itself does
     except OSError as error:  # stdout takes nothing, not even the error as --json
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        _discard_stdout()
+        if code:  # what failed is told already; a buffered stdout fails once more when it is flushed
+            return code
         failure = describe(error)
         report(failure, error, as_json=False, debug="--debug" in words)
         return failure.exit_code
+
+
+def _discard_stdout() -> None:
+    """So that the interpreter's last flush of what could not be written is quiet."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 def _open_standard_streams() -> None:
