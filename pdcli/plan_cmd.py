@@ -147,8 +147,8 @@ def show(out: Output, plan: Plan, sentence: str) -> None:
         link = max(plan.predicted.links, key=lambda link: link.microbatch_us)
         out.text(f"busiest link (predicted): {link.link}, {format_bytes(link.load_bytes)} in {format_duration_us(link.microbatch_us)} "
                  "per microbatch")
-    baselines = (("one device", plan.predicted.one_device_us),
-                 (f"data parallelism on {plan.cluster.device_count} devices", plan.predicted.data_parallel_us))
+    baselines = (("one device", plan.predicted.baseline_us("one device")),
+                 (f"data parallelism on {plan.cluster.device_count} devices", plan.predicted.baseline_us("data parallelism")))
     against = [f"{name} {base_us / predicted_us:.2f}x" for name, base_us in baselines if 0 < base_us < float("inf") and predicted_us > 0]
     if against:
         out.text(f"predicted speed-up over {', over '.join(against)}, with updates as rare as here")

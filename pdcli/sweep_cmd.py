@@ -71,9 +71,10 @@ def show(out: Output, profile: Profile, cluster: Cluster, varied: Sweep, rows: l
             lines.append((varied.text(row.value), "no plan", *[""] * 6))
             continue
         plan, predicted = row.plan, row.plan.predicted
+        others = [_times(predicted.baseline_us(name), predicted.microbatch_us) for name in ("one device", "data parallelism")]
         lines.append((varied.text(row.value), f"{row.samples_per_s or 0:.1f}", format_duration_us(predicted.microbatch_us),
                       "-".join(map(str, plan.replicas)) if len(plan.stages) <= 12 else f"{len(plan.stages)} stages", str(plan.worker_count),
-                      _times(predicted.one_device_us, predicted.microbatch_us), _times(predicted.data_parallel_us, predicted.microbatch_us),
+                      *others,
                       "optimal" if plan.solver.status == "optimal" else f"gap {plan.solver.gap:.1%}"))
     headings = (varied.what, "samples/s", "microbatch", "replicas", "workers", "x one device", "x data par.", "proof")
     out.table(f"{profile.model} on {cluster.name} (predicted)", headings, lines, text=(0, 3, 7))
@@ -106,6 +107,6 @@ def facts(row: Row) -> dict[str, Any]:
         return {"value": row.value, "feasible": False, "reason": row.reason}
     plan, predicted = row.plan, row.plan.predicted
     return {"value": row.value, "feasible": True, "microbatch_us": predicted.microbatch_us, "samples_per_s": row.samples_per_s,
-            "replicas": list(plan.replicas), "workers": plan.worker_count, "one_device_us": predicted.one_device_us,
-            "data_parallel_us": predicted.data_parallel_us, "bottleneck": predicted.bottleneck, "status": plan.solver.status,
+            "replicas": list(plan.replicas), "workers": plan.worker_count, "one_device_us": predicted.baseline_us("one device"),
+            "data_parallel_us": predicted.baseline_us("data parallelism"), "bottleneck": predicted.bottleneck, "status": plan.solver.status,
             "gap": plan.solver.gap}

@@ -63,15 +63,9 @@ class Simulation:
 
 
 def pipeline_of(plan: Plan, batches: int) -> Pipeline:
-    """The schedule that the plan asks for, over ``batches`` batches.
-
-    Raises:
-        BadInput: the policy is one that the schedule cannot express.
-    """
-    if plan.policy == "flush":
-        raise BadInput("a plan with policy flush cannot be simulated: the schedule does not drain the pipeline at updates",
-                       hint="plan with --policy stash, vertical or 2bw")
-    return Pipeline(plan.replicas, tuple(stage.in_flight for stage in plan.stages), plan.batch_microbatches, batches)
+    """The schedule that the plan asks for, over ``batches`` batches."""
+    return Pipeline(plan.replicas, tuple(stage.in_flight for stage in plan.stages), plan.batch_microbatches, batches,
+                    flush=plan.policy == "flush")
 
 
 def simulate(plan: Plan, profile: Profile | None = None, batches: int | None = None) -> Simulation:

@@ -18,7 +18,7 @@ from planner.solver import solver_name
 from planner.spec.cluster import Cluster
 from planner.spec.errors import BadInput, Infeasible
 from planner.spec.files import digest
-from planner.spec.plan import LinkPrediction, Plan, Policy, Prediction, SolverReport, StagePlan, StagePrediction
+from planner.spec.plan import Baseline, LinkPrediction, Plan, Policy, Prediction, SolverReport, StagePlan, StagePrediction
 from planner.spec.profile import Profile
 from planner.spec.units import format_duration_us
 from planner.topology import Topology
@@ -139,36 +139,37 @@ def _prediction(problem: Problem, found: Found, result: Evaluation, devices: lis
             slowest = f"link {max(mine, key=lambda link: link.microbatch_us).link}"
     return Prediction(
         microbatch_us=result.microbatch_us,
+        simulated_us=None,
         bottleneck=slowest,
         stages=tuple(
             StagePrediction(cost.compute_us, cost.update_us, cost.allreduce_us, memory, available)
             for cost, memory, available in zip(result.costs, result.memory, result.available_bytes, strict=True)
         ),
         links=tuple(links),
-        one_device_us=_one_device_us(problem, found.batch_microbatches),
-        data_parallel_us=_data_parallel_us(problem, found.batch_microbatches),
+        baselines=(_one_device(problem, found.batch_microbatches), _data_parallel(problem, found.batch_microbatches)),
     )
 
 
-def _one_device_us(problem: Problem, batch: int) -> float:
+def _one_device(problem: Problem, batch: int) -> Baseline:
     """Everything on the fastest single device, with batches as long as the plan's."""
     places = problem.topology.places
     fastest = max(range(len(places)), key=lambda p: (places[p].device_type.speed, -p))
-    return _baseline_us(problem, tuple(int(p == fastest) for p in range(len(places))), batch)
+    return _baseline("one device", problem, tuple(int(p == fastest) for p in range(len(places))), batch)
 
 
-def _data_parallel_us(problem: Problem, batch: int) -> float:
+def _data_parallel(problem: Problem, batch: int) -> Baseline:
     """One stage replicated on every device that may be used, with the next batch it can deal equally."""
     left, allocation = problem.max_devices, []
     for count in problem.topology.capacities:
         allocation.append(min(left, count))
         left -= allocation[-1]
-    return _baseline_us(problem, tuple(allocation), -(-batch // problem.max_devices) * problem.max_devices)
+    return _baseline("data parallelism", problem, tuple(allocation), -(-batch // problem.max_devices) * problem.max_devices)
 
 
-def _baseline_us(problem: Problem, allocation: tuple[int, ...], batch: int) -> float:
+def _baseline(name: str, problem: Problem, allocation: tuple[int, ...], batch: int) -> Baseline:
     stage = Stage(0, problem.chain.end, allocation)
-    return evaluate(problem.chain, problem.topology, problem.policy, (stage,), batch).microbatch_us
+    result = evaluate(problem.chain, problem.topology, problem.policy, (stage,), batch)
+    return Baseline(name, result.microbatch_us, result.fits)
 
 
 def _least_possible_us(problem: Problem, time_us: float) -> float:

@@ -153,8 +153,9 @@ def sweep_plot(model: str, wanted: Sweep, rows: list[Row]) -> str:
         if row.plan is None or row.samples_per_s is None:
             continue
         predicted, samples = row.plan.predicted, row.plan.microbatch_size * 1e6
+        others_us = predicted.baseline_us("data parallelism"), predicted.baseline_us("one device")
         ours.append(Point(row.value, row.samples_per_s, f"{len(row.plan.stages)} stages, replicas {'-'.join(map(str, row.plan.replicas))}"))
-        for baseline, time_us in ((data_parallel, predicted.data_parallel_us), (one_device, predicted.one_device_us)):
+        for baseline, time_us in zip((data_parallel, one_device), others_us, strict=True):
             if 0 < time_us < math.inf:
                 baseline.append(Point(row.value, samples / time_us))
     series = [Series("pipeline", tuple(ours)), Series("data parallelism", tuple(data_parallel)), Series("one device", tuple(one_device))]

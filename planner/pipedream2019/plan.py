@@ -18,7 +18,7 @@ from planner.problem import default_batch
 from planner.solver import solver_name
 from planner.spec.cluster import Cluster
 from planner.spec.files import digest
-from planner.spec.plan import LinkPrediction, Plan, Policy, Prediction, SolverReport, StagePlan, StagePrediction
+from planner.spec.plan import Baseline, LinkPrediction, Plan, Policy, Prediction, SolverReport, StagePlan, StagePrediction
 from planner.spec.profile import Profile
 from planner.spec.schedule import default_in_flight
 from planner.spec.units import format_bytes
@@ -65,11 +65,12 @@ def make_plan_2019(profile: Profile, cluster: Cluster, *, policy: Policy = "stas
         estimated=profile.estimated, microbatch_size=profile.microbatch_size, policy=policy, batch_microbatches=batch, stages=stages,
         predicted=Prediction(
             microbatch_us=answer.time_us,
+            simulated_us=None,
             bottleneck=_bottleneck(predictions, links),
             stages=predictions,
             links=links,
-            one_device_us=float(model.compute_us[-1]),
-            data_parallel_us=pipeline_us(model, levels, (_data_parallel(chain, levels),)),
+            baselines=(Baseline("one device", float(model.compute_us[-1]), True),
+                       Baseline("data parallelism", pipeline_us(model, levels, (_data_parallel(chain, levels),)), True)),
         ),
         solver=_report(chain, levels, model, answer, predictions),
         cluster=cluster,

@@ -69,6 +69,9 @@ def parse_document(cls: type[D], text: str, *, source: str) -> D:
             f"{source} has version {version}, this pipedream reads up to {cls.VERSION}",
             hint="upgrade pipedream: pip install --upgrade pipedream",
         )
+    if version < cls.VERSION:
+        raise InvalidFile(f"{source} has version {version}, this pipedream reads {cls.VERSION}",
+                          hint="write the file again with the command that makes it")
     body = {key: value for key, value in data.items() if key not in ("format", "version")}
     try:
         document: D = decode(cls, body, "")

@@ -9,7 +9,7 @@ from planner.spec.cluster import Cluster
 from planner.spec.files import require
 from planner.spec.profile import JobReference
 
-__all__ = ["LinkPrediction", "Memory", "Plan", "Policy", "Prediction", "SolverReport", "StagePlan", "StagePrediction"]
+__all__ = ["Baseline", "LinkPrediction", "Memory", "Plan", "Policy", "Prediction", "SolverReport", "StagePlan", "StagePrediction"]
 
 Policy = Literal["stash", "vertical", "2bw", "flush", "latest"]
 
@@ -69,15 +69,32 @@ class LinkPrediction:
 
 
 @dataclass(frozen=True)
+class Baseline:
+    """Another way to train on the same devices, by the same cost model; ``fits`` says whether their memory holds it."""
+
+    name: str  # such as "data parallelism"
+    microbatch_us: float
+    fits: bool
+
+
+@dataclass(frozen=True)
 class Prediction:
-    """``microbatch_us`` is the pipeline's time per microbatch: the largest of all stages and links."""
+    """``microbatch_us`` is the pipeline's time per microbatch: the largest of all stages and links.
+
+    That is a closed form, in which nothing waits. ``simulated_us`` is what the plan's own schedule takes in steady
+    state by simulation; None where the plan is too large to simulate.
+    """
 
     microbatch_us: float
+    simulated_us: float | None
     bottleneck: str  # "stage 1" or "link server0"
     stages: tuple[StagePrediction, ...]
     links: tuple[LinkPrediction, ...]  # loaded links only
-    one_device_us: float
-    data_parallel_us: float
+    baselines: tuple[Baseline, ...]
+
+    def baseline_us(self, name: str) -> float:
+        """The time of the baseline called ``name``, whether or not it fits; infinite when there is none."""
+        return next((one.microbatch_us for one in self.baselines if one.name == name), float("inf"))
 
 
 @dataclass(frozen=True)
@@ -96,7 +113,7 @@ class Plan:
     """Stages, replicas and placement for one model on one cluster."""
 
     FORMAT: ClassVar[str] = "pipedream-plan"
-    VERSION: ClassVar[int] = 1
+    VERSION: ClassVar[int] = 2
 
     command: str
     model: str

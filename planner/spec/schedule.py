@@ -10,7 +10,12 @@ after every microbatch::
     stage 0   0F0 0F1 0B0 0U0 0F2 0B1 0U1 0F3 0B2 ...
     stage 1       1F0 1B0 1U0 1F1 1B1 1U1 1F2 1B2 ...
 
-A replica first admits ``in_flight`` forwards, then alternates one backward and one forward.
+A replica first admits ``in_flight`` forwards, then alternates one backward and one forward. With ``flush`` it
+does so within each batch, and no forward of the next batch runs before the update; batches of three::
+
+    stage 0   0F0 0F1 0B0 0F2 0B1 0B2 0U0 0F3 0F4 0B3 ...
+    stage 1       1F0 1B0 1F1 1B1 1F2 1B2 1U0 1F3 1B3 ...
+
 Microbatch m belongs to replica ``m mod r`` for its forward and its backward. An update follows the
 replica's last backward of the batch. Everything here is decided before the run starts, so a run is
 reproducible, and a simulation of it can be exact.
@@ -81,7 +86,7 @@ class Pipeline:
 
     ``evaluate_every`` updates (0: never), all stages evaluate ``evaluation_microbatches`` with the
     weights of that update; the forwards in flight meanwhile stay in flight, so training is not changed.
-    ``evaluate_at_end`` does the same once more after the last update.
+    ``evaluate_at_end`` does the same once more after the last update. ``flush``: the pipeline is empty at every update.
     """
 
     replicas: tuple[int, ...]
@@ -91,6 +96,7 @@ class Pipeline:
     evaluate_every: int = 0
     evaluate_at_end: bool = False
     evaluation_microbatches: int = 0
+    flush: bool = False
 
     def __post_init__(self) -> None:
         require(len(self.in_flight) == len(self.replicas) > 0, f"{len(self.in_flight)} in-flight depths for {len(self.replicas)} stages")
@@ -122,11 +128,19 @@ def operations(pipeline: Pipeline, stage: int, replica: int) -> Iterator[Op]:
     >>> " ".join(map(str, operations(Pipeline((1, 1), (2, 1), 1, 3), 0, 0)))
     '0F0 0F1 0B0 0U0 0F2 0B1 0U1 0B2 0U2'
     """
+    batch_size = pipeline.batch_microbatches
+    drained = batch_size if pipeline.flush else max(pipeline.microbatches, 1)  # how many microbatches until the pipeline is empty
+    for start in range(0, pipeline.microbatches, drained):
+        yield from _until_empty(pipeline, stage, replica, range(start + replica, start + drained, pipeline.replicas[stage]))
+
+
+def _until_empty(pipeline: Pipeline, stage: int, replica: int, microbatches: range) -> Iterator[Op]:
+    """One fill and drain over the worker's ``microbatches``."""
     r, batch_size = pipeline.replicas[stage], pipeline.batch_microbatches
-    forwards = iter(range(replica, pipeline.microbatches, r))
+    forwards = iter(microbatches)
     for _, microbatch in zip(range(pipeline.in_flight[stage]), forwards, strict=False):
         yield Op(stage, "F", microbatch)
-    for microbatch in range(replica, pipeline.microbatches, r):
+    for microbatch in microbatches:
         yield Op(stage, "B", microbatch)
         batch = microbatch // batch_size
         if microbatch + r >= (batch + 1) * batch_size:

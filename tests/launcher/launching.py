@@ -109,6 +109,6 @@ def make_plan(reference: JobReference, replicas: Sequence[int], *, captured: Cap
     return Plan(
         command="test", model="test", job=reference, fingerprint=captured.fingerprint, profile_digest="", estimated=False,
         microbatch_size=microbatch_size, policy="stash", batch_microbatches=batch or lcm(*replicas), stages=stages,
-        predicted=Prediction(1.0, "stage 0", tuple(prediction for _ in stages), (), 1.0, 1.0),
+        predicted=Prediction(1.0, None, "stage 0", tuple(prediction for _ in stages), (), ()),
         solver=SolverReport("test", "feasible", 0.0, 1.0, ""), cluster=cluster,
     )

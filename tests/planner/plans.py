@@ -65,7 +65,7 @@ def plan_of(
     plan = Plan(
         command="pipedream plan profile.json", model=model.model, job=None, fingerprint=model.fingerprint, profile_digest=digest(model),
         estimated=False, microbatch_size=model.microbatch_size, policy=policy, batch_microbatches=batch, stages=tuple(stages),
-        predicted=Prediction(times[slowest_name], slowest_name, tuple(predicted), tuple(links), 0.0, 0.0),
+        predicted=Prediction(times[slowest_name], None, slowest_name, tuple(predicted), tuple(links), ()),
         solver=SolverReport("by hand", "feasible", 0.0, 1.0, ""), cluster=cluster,
     )
     return plan, model

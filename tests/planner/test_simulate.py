@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.simulate import pipeline_of, simulate, steady_microbatch_us
+from planner.simulate import simulate, steady_microbatch_us
 from planner.simulation.depth import least_depth
 from planner.simulation.difference import difference
 from planner.simulation.workload import workload_of
@@ -173,6 +173,15 @@ def test_total_time_counts_warm_up_and_drain() -> None:
     assert simulate(plan, model, batches=3).microbatch_us is None, "too short for a steady part"
 
 
+@pytest.mark.parametrize("microbatches", [1, 2, 5, 12])
+@pytest.mark.parametrize("stages", [1, 2, 4])
+def test_a_flush_costs_a_fill_and_a_drain_each_batch(stages: int, microbatches: int) -> None:
+    """Each batch of A takes A + n - 1 times a stage's time, as in any synchronous pipeline."""
+    plan, model = balanced((1,) * stages, batches=microbatches, policy="flush")
+    expected_us = STAGE_US * (microbatches + stages - 1) / microbatches
+    assert steady_microbatch_us(plan, model) == pytest.approx(expected_us)
+
+
 def test_what_cannot_be_simulated_is_refused() -> None:
     plan, model = balanced((1, 1))
     with pytest.raises(BadInput, match="--batches 0"):
@@ -181,8 +190,6 @@ def test_what_cannot_be_simulated_is_refused() -> None:
         simulate(plan, model, batches=10**9)
     with pytest.raises(Mismatch, match=model_digest(plan)):
         simulate(plan, dataclasses.replace(model, microbatch_size=9))
-    with pytest.raises(BadInput, match="flush"):
-        pipeline_of(dataclasses.replace(plan, policy="flush"), 1)
 
 
 def model_digest(plan: Plan) -> str:

@@ -42,9 +42,9 @@ def test_a_plan_is_complete_and_consistent() -> None:
     predicted = plan.predicted
     slowest = max([s.microbatch_us for s in predicted.stages] + [link.microbatch_us for link in predicted.links])
     assert predicted.microbatch_us == pytest.approx(slowest)
-    assert predicted.microbatch_us <= min(predicted.one_device_us, predicted.data_parallel_us) * (1 + 1e-9)
+    assert predicted.microbatch_us <= min(predicted.baseline_us("one device"), predicted.baseline_us("data parallelism")) * (1 + 1e-9)
     total_us = sum(x.forward_us + x.backward_us + x.update_us / plan.batch_microbatches for x in source.layers)
-    assert predicted.one_device_us == pytest.approx(total_us)
+    assert predicted.baseline_us("one device") == pytest.approx(total_us)
     assert parse_document(Plan, document_text(plan), source="plan") == plan
 
 

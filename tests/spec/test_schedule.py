@@ -29,6 +29,14 @@ def test_a_replicated_stage_spelled_out() -> None:
     assert text(pipeline, 1) == "1F0 1B0 1F1 1B1 1U0 1F2 1B2 1F3 1B3 1U1"
 
 
+def test_a_flush_empties_the_pipeline_at_each_update() -> None:
+    pipeline = Pipeline((1, 1), (2, 1), batch_microbatches=3, batches=2, flush=True)
+    assert text(pipeline, 0) == "0F0 0F1 0B0 0F2 0B1 0B2 0U0 0F3 0F4 0B3 0F5 0B4 0B5 0U1"
+    assert text(pipeline, 1) == "1F0 1B0 1F1 1B1 1F2 1B2 1U0 1F3 1B3 1F4 1B4 1F5 1B5 1U1"
+    replicated = Pipeline((2, 1), (2, 1), batch_microbatches=4, batches=2, flush=True)
+    assert text(replicated, 0, 1) == "0F1 0F3 0B1 0B3 0U0 0F5 0F7 0B5 0B7 0U1"
+
+
 def test_evaluation_comes_after_its_update_and_leaves_the_rest_alone() -> None:
     plain = Pipeline((1, 1), (2, 1), 1, 2)
     with_evaluation = Pipeline((1, 1), (2, 1), 1, 2, evaluate_at_end=True, evaluation_microbatches=2)
@@ -59,6 +67,7 @@ def pipelines(draw: st.DrawFn) -> Pipeline:
     return Pipeline(
         replicas, default_in_flight(replicas, extra), batch, draw(st.integers(0, 4)),
         draw(st.integers(0, 2)), draw(st.booleans()), draw(st.integers(0, 5)),
+        flush=draw(st.booleans()),
     )
 
 
