@@ -64,7 +64,8 @@ def command(context: click.Context, out: Output, profile: str, cluster: str, int
     with interrupts_deferred():
         from planner.clusters import load_cluster
         from planner.explain import bottleneck_sentence
-        from planner.solve import PlanOptions, make_plan
+        from planner.options import PlanOptions
+        from planner.solve import make_plan
 
     hardware = load_cluster(cluster, device=document.device, intra_bandwidth=intra_bytes_per_s,
                             inter_bandwidth=inter_bytes_per_s, memory_bytes=memory_bytes)

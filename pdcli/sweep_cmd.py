@@ -10,7 +10,7 @@ from pdcli import options
 
 if TYPE_CHECKING:
     from pdcli.output import Output
-    from planner.solve import PlanOptions
+    from planner.options import PlanOptions
     from planner.spec.cluster import Cluster
     from planner.spec.profile import Profile
     from planner.sweep import Row, Sweep

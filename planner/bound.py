@@ -43,7 +43,7 @@ class Bound:
         powers = prime_powers(scenario.multiple) if scenario.exact else ()
         one_stage = (1 << len(powers)) if problem.stages is not None else 0
         self._wanted = (problem.stages or 0) << len(powers) | (1 << len(powers)) - 1
-        self._sites = [site for site in sites[: min(problem.max_replicas, scenario.max_devices)] if scenario.multiple % site.replicas == 0]
+        self._sites = [site for site in sites[: min(problem.max_replicas, scenario.max_devices)] if scenario.admits(site.replicas)]
         self._masks = [sum(1 << b for b, power in enumerate(powers) if site.replicas % power == 0) for site in self._sites]
         states = np.arange(self._wanted + 1)
         after = (states[None, :] | np.arange(1 << len(powers))[:, None]) + one_stage
@@ -55,12 +55,20 @@ class Bound:
     def _all(self) -> _Chosen:
         """The candidates that fit their devices under some circumstances."""
         stages = stage_arrays(self.problem.chain)
-        cost = np.stack([stages.cost_us(self.problem, self.scenario, site) for site in self._sites], axis=1).ravel()
-        limit = np.stack([stages.max_after(self.problem, self.scenario, site) for site in self._sites], axis=1).ravel()
-        each, count = len(self._sites), len(stages.first)
-        replicas = np.tile(np.array([site.replicas for site in self._sites], dtype=np.int64), count)
-        mask = np.tile(np.array(self._masks, dtype=np.int64), count)
-        everything = _Chosen(stages.first.repeat(each), stages.last.repeat(each), cost, replicas, limit, mask)
+        choices = self.problem.recompute_choices
+        ways = [(site, mask, recompute) for site, mask in zip(self._sites, self._masks, strict=True) for recompute in choices]
+        costs, limits = [], []
+        for site, _, recompute in ways:
+            costs.append(stages.cost_us(self.problem, self.scenario, site, recompute))
+            limits.append(stages.max_after(self.problem, self.scenario, site, recompute))
+            if recompute and len(choices) > 1:  # only where more may then come after the stage
+                limits[-1] = np.where(limits[-1] > limits[-2], limits[-1], -1)
+        cost, limit = np.stack(costs, axis=1).ravel(), np.stack(limits, axis=1).ravel()
+        each, count = len(ways), len(stages.first)
+        replicas = np.tile(np.array([site.replicas for site, _, _ in ways], dtype=np.int64), count)
+        mask = np.tile(np.array([mask for _, mask, _ in ways], dtype=np.int64), count)
+        again = np.tile(np.array([recompute for _, _, recompute in ways], dtype=np.bool_), count)
+        everything = _Chosen(stages.first.repeat(each), stages.last.repeat(each), cost, replicas, limit, mask, again)
         return everything if (limit >= 0).all() else everything.some(np.flatnonzero(limit >= 0))
 
     def lowest_us(self, ceiling_us: float, tolerance: float = 0.0) -> float | None:
@@ -92,8 +100,7 @@ class Bound:
     def _slowest(self, time_us: float) -> float:
         """The largest cost on a path within ``time_us``, which exists."""
         chosen, _ = self._from_end(time_us)
-        return max(float(chosen.cost_us[(chosen.first == first) & (chosen.last == last) & (chosen.replicas == r)][0])
-                   for first, last, r in self.path(time_us))
+        return max(float(chosen.cost_us[chosen.where(*stage)][0]) for stage in self.path(time_us))
 
     @property
     def _busy_us(self) -> float:
@@ -135,11 +142,11 @@ class Bound:
                 reached[cut, -1] = NEVER
         return reached
 
-    def path(self, time_us: float) -> list[tuple[int, int, int]]:
-        """Stages (first, last, replicas) of a relaxed plan within ``time_us`` on the fewest devices; [] if there is none."""
+    def path(self, time_us: float) -> list[tuple[int, int, int, bool]]:
+        """Stages (first, last, replicas, recompute) of a relaxed plan within ``time_us`` on the fewest devices; [] if there is none."""
         chosen, reached = self._from_end(time_us)
         cut, state, begins = 0, self._wanted, chosen.begins(self.problem.chain.end)
-        stages: list[tuple[int, int, int]] = []
+        stages: list[tuple[int, int, int, bool]] = []
         while cut < self.problem.chain.end and reached[cut, state] < NEVER:
             part = chosen.some(np.arange(begins[cut], begins[cut + 1]))
             after = reached[part.last, :-1]
@@ -147,7 +154,7 @@ class Bound:
             right = (self._next[part.mask] == state) & (after < limit[:, None])
             right &= after + (part.replicas * self._device + 1)[:, None] == reached[cut, state]
             choice = min(np.flatnonzero(right.any(axis=1)).tolist(), key=lambda index: part.cost_us[index])
-            stages.append((cut, int(part.last[choice]), int(part.replicas[choice])))
+            stages.append((cut, int(part.last[choice]), int(part.replicas[choice]), bool(part.recompute[choice])))
             cut, state = int(part.last[choice]), int(np.argmax(right[choice]))
         return stages
 
@@ -162,8 +169,8 @@ class Bound:
         if fewest:
             kept &= before + chosen.replicas * self._device + 1 + after <= reached[0, self._wanted]
             kept &= np.cumsum(kept) <= MOST_TIES
-            for first, last, r in self.path(time_us):  # one plan is complete in any case
-                kept |= (chosen.first == first) & (chosen.last == last) & (chosen.replicas == r)
+            for stage in self.path(time_us):  # one plan is complete in any case
+                kept |= chosen.where(*stage)
         else:
             kept &= before // self._device + chosen.replicas + after // self._device <= self.scenario.max_devices
         return sorted(chosen.some(np.flatnonzero(kept)).candidates())
@@ -190,11 +197,18 @@ class _Chosen:
     replicas: Ints
     max_after: Ints
     mask: Ints
+    recompute: npt.NDArray[np.bool_]
+
+    def where(self, first: int, last: int, replicas: int, recompute: bool) -> npt.NDArray[np.bool_]:
+        """Which of them is this stage."""
+        found: npt.NDArray[np.bool_] = ((self.first == first) & (self.last == last) & (self.replicas == replicas)
+                                        & (self.recompute == recompute))
+        return found
 
     def some(self, indices: Ints) -> _Chosen:
         """These of them."""
         return _Chosen(self.first[indices], self.last[indices], self.cost_us[indices], self.replicas[indices], self.max_after[indices],
-                       self.mask[indices])
+                       self.mask[indices], self.recompute[indices])
 
     def undominated(self) -> _Chosen:
         """Without those whose neighbour is the same stage on fewer devices, and as good in every respect."""
@@ -210,8 +224,8 @@ class _Chosen:
 
     def candidates(self) -> list[Candidate]:
         """One by one."""
-        columns = (array.tolist() for array in (self.cost_us, self.first, self.last, self.replicas, self.max_after))
-        return [Candidate(cost, first, last, (), r, limit) for cost, first, last, r, limit in zip(*columns, strict=True)]
+        columns = (array.tolist() for array in (self.cost_us, self.first, self.last, self.replicas, self.max_after, self.recompute))
+        return [Candidate(cost, first, last, (), r, limit, again) for cost, first, last, r, limit, again in zip(*columns, strict=True)]
 
 
 def longer_batches_us(problem: Problem, ceiling_us: float = math.inf, tolerance: float = 0.0) -> float | None:
@@ -222,7 +236,7 @@ def longer_batches_us(problem: Problem, ceiling_us: float = math.inf, tolerance:
     """
     most = problem.max_devices
     longest = _longest_multiple(most)
-    if problem.batch_microbatches is not None or problem.policy == "2bw" or longest <= most:
+    if problem.batch_microbatches is not None or problem.policy in ("2bw", "flush") or problem.equal_replicas or longest <= most:
         return None
     scenario = Scenario(longest, math.lcm(*range(1, most + 1)), False, 1, most)
     return Bound(problem, scenario, best_sites(problem.topology, min(problem.max_replicas, most))).lowest_us(ceiling_us, tolerance)

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from planner.cost import stage_cost
-from planner.memory import replica_memory
+from planner.memory import depth_within_batch, replica_memory
 from planner.problem import Problem, Scenario
 from planner.topology import Allocation, Site, Topology
 
@@ -30,6 +30,7 @@ class Candidate(NamedTuple):
     allocation: Allocation  # empty for the position-free ones of planner.bound
     replicas: int
     max_after: int
+    recompute: bool = False
 
 
 class CandidateTable:
@@ -37,30 +38,34 @@ class CandidateTable:
 
     def __init__(self, problem: Problem, scenario: Scenario) -> None:
         self.problem, self.scenario = problem, scenario
-        self._known: dict[tuple[int, int, Site], tuple[float, int]] = {}
+        self._flush_speed = problem.topology.fastest if problem.policy == "flush" else None
+        self._known: dict[tuple[int, int, Site, bool], tuple[float, int]] = {}
 
-    def cost(self, first: int, last: int, site: Site) -> tuple[float, int]:
+    def cost(self, first: int, last: int, site: Site, recompute: bool = False) -> tuple[float, int]:
         """Cost in microseconds, and the most devices after the stage with which one replica fits (-1: never)."""
-        key = (first, last, site)
+        key = (first, last, site, recompute)
         if (known := self._known.get(key)) is None:
             is_last = last == self.problem.chain.end
             copies = self.scenario.copies(self.problem.policy, is_first=first == 0, is_last=is_last)
-            cost = stage_cost(self.problem.chain, first, last, site, self.scenario.batch_microbatches, copies)
-            known = self._known[key] = (cost.bottleneck_us, self._max_after(first, last, site))
+            cost = stage_cost(self.problem.chain, first, last, site, self.scenario.batch_microbatches, copies=copies,
+                              recompute=recompute, flush_speed=self._flush_speed)
+            known = self._known[key] = (cost.bottleneck_us, self._max_after(first, last, site, recompute))
         return known
 
-    def candidate(self, first: int, last: int, site: Site, allocation: Allocation) -> Candidate | None:
+    def candidate(self, first: int, last: int, site: Site, allocation: Allocation, recompute: bool = False) -> Candidate | None:
         """The candidate, or None when it fits its devices under no circumstances."""
-        cost_us, max_after = self.cost(first, last, site)
-        return Candidate(cost_us, first, last, allocation, site.replicas, max_after) if max_after >= 0 else None
+        cost_us, max_after = self.cost(first, last, site, recompute)
+        return Candidate(cost_us, first, last, allocation, site.replicas, max_after, recompute) if max_after >= 0 else None
 
-    def _max_after(self, first: int, last: int, site: Site) -> int:
+    def _max_after(self, first: int, last: int, site: Site, recompute: bool) -> int:
         problem, scenario, r, limit = self.problem, self.scenario, site.replicas, site.memory_bytes
         most = 0 if last == problem.chain.end else scenario.max_devices - r
 
         def fits(in_flight: int) -> bool:
+            in_flight = depth_within_batch(problem.policy, in_flight, r, scenario.batch_microbatches)
             versions = scenario.versions(problem.policy, r, in_flight)
-            return limit is None or replica_memory(problem.chain, first, last, in_flight=in_flight, versions=versions).total_bytes <= limit
+            memory = replica_memory(problem.chain, first, last, in_flight=in_flight, versions=versions, recompute=recompute)
+            return limit is None or memory.total_bytes <= limit
 
         depth = 1 + -(-most // r)
         if limit is not None and not fits(depth):

@@ -2,12 +2,16 @@
 
 A stage of r replicas, batches of A microbatches, slowest device of speed s, P parameter bytes::
 
-    compute    (forward + backward) / s / r                   each replica runs every r-th microbatch
+    compute    (forward [twice, if it recomputes] + backward) / s / r    each replica runs every r-th microbatch
     update     (optimizer step [+ weight copy]) / s / A       once a batch, on every replica at once
     allreduce  (2 (r-1)/r P / bandwidth + 2 (r-1) latency) / A    a ring over its slowest link, once a batch
+    fill       (everybody's forward + backward - its own) / A     with ``flush`` only, see below
     stage      their sum: the runtime reduces after the batch's last backward, so nothing overlaps
 
 The weights are copied when the policy keeps an older version alive (:func:`planner.memory.copies_weights`).
+With ``flush`` a batch takes the stage's time for A microbatches, and once each other stage's for one: the
+first microbatch must come to the slowest stage, and the last one must go back. That fill and drain is
+counted at the speed of the fastest device and without recomputation.
 The latency of an all-reduce is the longest hop's; that of a transfer bounds no throughput.
 
 A link is full duplex, and its load is that of the busier direction, summed over everything that uses
@@ -33,7 +37,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from planner.graph import Chain
-from planner.memory import copies_weights, live_versions, replica_memory
+from planner.memory import copies_weights, depth_within_batch, live_versions, replica_memory
 from planner.spec.plan import Memory, Policy
 from planner.spec.schedule import default_in_flight
 from planner.topology import Allocation, Site, Topology
@@ -47,6 +51,7 @@ class Stage(NamedTuple):
     first: int
     last: int
     allocation: Allocation
+    recompute: bool = False
 
     @property
     def replicas(self) -> int:
@@ -59,11 +64,12 @@ class StageCost(NamedTuple):
     compute_us: float
     update_us: float
     allreduce_us: float
+    fill_us: float
     link_us: float
 
     @property
     def stage_us(self) -> float:
-        return self.compute_us + self.update_us + self.allreduce_us
+        return self.compute_us + self.update_us + self.allreduce_us + self.fill_us
 
     @property
     def bottleneck_us(self) -> float:
@@ -83,8 +89,12 @@ def device_link_bytes(chain: Chain, first: int, last: int, replicas: int, batch_
     return max(inward, outward) / replicas + ring_bytes(parameters, replicas, batch_microbatches)
 
 
-def stage_cost(chain: Chain, first: int, last: int, site: Site, batch_microbatches: int, copies: bool) -> StageCost:
-    """Cost of the stage [first, last) at ``site``; ``copies``: an update copies the weights first."""
+def stage_cost(chain: Chain, first: int, last: int, site: Site, batch_microbatches: int, *, copies: bool, recompute: bool = False,
+               flush_speed: float | None = None) -> StageCost:
+    """Cost of the stage [first, last) at ``site``; ``copies``: an update copies the weights first.
+
+    ``flush_speed``: the pipeline drains at every update, and the fastest device has this speed.
+    """
     r = site.replicas
     parameters = chain.parameter_bytes[last] - chain.parameter_bytes[first]
     update_us = chain.update_us[last] - chain.update_us[first]
@@ -93,11 +103,18 @@ def stage_cost(chain: Chain, first: int, last: int, site: Site, batch_microbatch
     allreduce_us = 0.0
     if r > 1:
         allreduce_us = 2 * (r - 1) / r * parameters / site.ring_bandwidth_bytes_per_s * 1e6 + 2 * (r - 1) * site.ring_latency_us
+    compute_us = chain.compute_us[last] - chain.compute_us[first]
+    fill_us = 0.0
+    if flush_speed is not None:
+        fill_us = max(chain.compute_us[chain.end] / flush_speed - compute_us / site.speed, 0.0)
+    if recompute:
+        compute_us += chain.forward_us[last] - chain.forward_us[first]
     load = device_link_bytes(chain, first, last, r, batch_microbatches)
     return StageCost(
-        (chain.compute_us[last] - chain.compute_us[first]) / site.speed / r,
+        compute_us / site.speed / r,
         update_us / site.speed / batch_microbatches,
         allreduce_us / batch_microbatches,
+        fill_us / batch_microbatches,
         load / site.device_bandwidth_bytes_per_s * 1e6,
     )
 
@@ -122,16 +139,23 @@ class Evaluation:
         return all(limit is None or need.total_bytes <= limit for need, limit in zip(self.memory, self.available_bytes, strict=True))
 
 
-def evaluate(chain: Chain, topology: Topology, policy: Policy, stages: tuple[Stage, ...], batch_microbatches: int) -> Evaluation:
-    """Time, link loads and memory of a plan, whether or not it fits the devices."""
+def evaluate(chain: Chain, topology: Topology, policy: Policy, stages: tuple[Stage, ...], batch_microbatches: int,
+             in_flight: tuple[int, ...] | None = None) -> Evaluation:
+    """Time, link loads and memory of a plan, whether or not it fits the devices.
+
+    ``in_flight`` None is the least that keeps every stage busy where transfers are free.
+    """
     replicas = tuple(stage.replicas for stage in stages)
-    in_flight = default_in_flight(replicas)
+    in_flight = tuple(depth_within_batch(policy, depth, r, batch_microbatches)
+                      for depth, r in zip(in_flight or default_in_flight(replicas), replicas, strict=True))
+    flush_speed = topology.fastest if policy == "flush" else None
     costs, memory, available, device_bytes = [], [], [], []
-    for k, (first, last, allocation) in enumerate(stages):
+    for k, (first, last, allocation, recompute) in enumerate(stages):
         site = topology.site(allocation)
         versions = live_versions(policy, replicas, in_flight, batch_microbatches, k)
-        costs.append(stage_cost(chain, first, last, site, batch_microbatches, copies_weights(policy, versions)))
-        memory.append(replica_memory(chain, first, last, in_flight=in_flight[k], versions=versions))
+        costs.append(stage_cost(chain, first, last, site, batch_microbatches, copies=copies_weights(policy, versions),
+                                recompute=recompute, flush_speed=flush_speed))
+        memory.append(replica_memory(chain, first, last, in_flight=in_flight[k], versions=versions, recompute=recompute))
         available.append(site.memory_bytes)
         device_bytes.append(device_link_bytes(chain, first, last, site.replicas, batch_microbatches))
     shared_bytes = shared_link_loads(chain, topology, stages, batch_microbatches)
@@ -149,7 +173,7 @@ def evaluate(chain: Chain, topology: Topology, policy: Policy, stages: tuple[Sta
 def shared_link_loads(chain: Chain, topology: Topology, stages: tuple[Stage, ...], batch_microbatches: int) -> tuple[float, ...]:
     """Bytes per microbatch over each shared link in its busier direction."""
     up, down = [0.0] * len(topology.shared), [0.0] * len(topology.shared)
-    for first, last, allocation in stages:
+    for first, last, allocation, _ in stages:
         ring = ring_bytes(chain.parameter_bytes[last] - chain.parameter_bytes[first], sum(allocation), batch_microbatches)
         for index in topology.ring(allocation).shared:
             up[index] += ring

@@ -40,6 +40,6 @@ def least_total_load(problem: Problem, scenario: Scenario, arcs: list[Arc]) -> t
     while (step := best[node][covered])[1] is not None:
         arc, covered = step[1], step[2]
         if arc.candidate is not None:
-            stages.append(Stage(arc.candidate.first, arc.candidate.last, arc.candidate.allocation))
+            stages.append(Stage(arc.candidate.first, arc.candidate.last, arc.candidate.allocation, arc.candidate.recompute))
         node = arc.head
     return tuple(stages)

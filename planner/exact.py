@@ -44,6 +44,8 @@ def _allowed(problem: Problem, stages: tuple[Stage, ...], batch: int) -> bool:
     devices = sum(stage.replicas for stage in stages)
     if problem.stages is not None and len(stages) != problem.stages:
         return False
+    if (problem.equal_replicas and len({stage.replicas for stage in stages}) > 1) or not problem.keeps_pins(stages):
+        return False
     if any(batch % stage.replicas or stage.replicas > problem.max_replicas for stage in stages):
         return False
     if problem.batch_microbatches is None and math.lcm(*(stage.replicas for stage in stages)) > problem.max_devices:
@@ -60,7 +62,9 @@ def _better(time_us: float, devices: int, best: Best) -> bool:
 def _plans(problem: Problem) -> Iterator[tuple[Stage, ...]]:
     for path in _paths(problem, 0, problem.max_devices):
         for allocations in _sequences(problem.topology.capacities, len(path)):
-            yield tuple(Stage(first, last, allocation) for (first, last), allocation in zip(path, allocations, strict=True))
+            for again in itertools.product(problem.recompute_choices, repeat=len(path)):
+                yield tuple(Stage(first, last, allocation, recompute)
+                            for (first, last), allocation, recompute in zip(path, allocations, again, strict=True))
 
 
 def _paths(problem: Problem, start: int, most: int) -> Iterator[tuple[tuple[int, int], ...]]:

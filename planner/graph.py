@@ -44,6 +44,7 @@ class Chain:
     names: tuple[str, ...]  # of layers
     states: CutStates
     compute_us: tuple[float, ...]  # forward and backward
+    forward_us: tuple[float, ...]
     update_us: tuple[float, ...]
     copy_us: tuple[float, ...]
     parameter_bytes: tuple[int, ...]
@@ -81,6 +82,10 @@ class Chain:
     def _intervals(self) -> list[tuple[int, int]]:
         first, last = np.nonzero(self.states.inside())
         return list(zip(first.tolist(), last.tolist(), strict=True))
+
+    def has(self, state: int, layer: int) -> bool:
+        """Whether the layer is before the cut."""
+        return bool(self.states.masks[state] >> layer & 1)
 
     def layers(self, first: int, last: int) -> tuple[int, ...]:
         """The layers of the stage [first, last), in execution order."""
@@ -135,6 +140,7 @@ def chain_over(profile: Profile, searched: Searched) -> Chain:
         names=tuple(layer.name for layer in layers),
         states=states,
         compute_us=_times(holds, [layer.forward_us + layer.backward_us for layer in layers]),
+        forward_us=_times(holds, [layer.forward_us for layer in layers]),
         update_us=_times(holds, [layer.update_us for layer in layers]),
         copy_us=_times(holds, [layer.copy_us for layer in layers]),
         parameter_bytes=_bytes(holds, [layer.parameter_bytes for layer in layers]),

@@ -48,8 +48,8 @@ def good_plans(bound: Bound, lowest_us: float) -> Iterator[tuple[Stage, ...]]:
             yield stages
 
 
-def _fitted(path: list[tuple[int, int, int]], capacities: Allocation) -> tuple[Stage, ...]:
-    """The stages (first, last, replicas), each whole in one place, the largest first; () if they do not fit that way."""
+def _fitted(path: list[tuple[int, int, int, bool]], capacities: Allocation) -> tuple[Stage, ...]:
+    """The stages (first, last, replicas, recompute), each whole in one place, the largest first; () if they do not fit that way."""
     order = sorted(range(len(path)), key=lambda k: (-path[k][2], k))
     left, chosen, attempts = list(capacities), [0] * len(path), 0
 
@@ -72,8 +72,8 @@ def _fitted(path: list[tuple[int, int, int]], capacities: Allocation) -> tuple[S
 
     if not path or not fit(0):
         return ()
-    return tuple(Stage(first, last, tuple(r if p == place else 0 for p in range(len(capacities))))
-                 for (first, last, r), place in zip(path, chosen, strict=True))
+    return tuple(Stage(first, last, tuple(r if p == place else 0 for p in range(len(capacities))), recompute)
+                 for (first, last, r, recompute), place in zip(path, chosen, strict=True))
 
 
 def _best(table: CandidateTable, most: int, unit: int, allocate: Callable[[int, int], Allocation]) -> tuple[Stage, ...] | None:
@@ -82,25 +82,26 @@ def _best(table: CandidateTable, most: int, unit: int, allocate: Callable[[int, 
     intervals, counted = problem.chain.intervals(), problem.stages is not None
     if len(intervals) * most * most * (problem.stages or 1) > MOST_STEPS:
         return None
-    counts = [r for r in range(1, most + 1) if table.scenario.multiple % (r * unit) == 0 and r * unit <= problem.max_replicas]
+    counts = [r for r in range(1, most + 1) if table.scenario.admits(r * unit) and r * unit <= problem.max_replicas]
     shapes = [(r, after, allocate(after, r)) for r in counts for after in range(most - r + 1)]
-    sited = [(r, after, allocation, topology.site(allocation)) for r, after, allocation in shapes]
+    sited = [(r, after, allocation, topology.site(allocation), recompute)
+             for r, after, allocation in shapes for recompute in problem.recompute_choices]
     best: _Table = {(n, 0, 0): (0.0, None, 0)}
     for first, last in sorted(intervals, reverse=True):
         for k in range(problem.stages or 1):  # stages after this one, where their number is fixed
-            for r, after, allocation, site in sited:
+            for r, after, allocation, site, recompute in sited:
                 rest = best.get((last, after, k))
                 node = (first, after + r, k + counted)
                 known_us = best.get(node, (math.inf,))[0]
                 if rest is None or known_us <= rest[0]:
                     continue
-                cost_us, max_after = table.cost(first, last, site)
+                cost_us, max_after = table.cost(first, last, site, recompute)
                 if after * unit > max_after or max(cost_us, rest[0]) >= known_us:
                     continue
                 if rest[1] is not None and topology.shared:
                     cost_us = max(cost_us, _transfer_us(problem, last, allocation, rest[1].allocation))
                 if max(cost_us, rest[0]) < known_us:
-                    best[node] = (max(cost_us, rest[0]), Stage(first, last, allocation), after)
+                    best[node] = (max(cost_us, rest[0]), Stage(first, last, allocation, recompute), after)
     ends = [(best[node][0], node) for devices in range(1, most + 1) if (node := (0, devices, problem.stages or 0)) in best]
     return _walk(best, min(ends)[1]) if ends else None
 
@@ -144,6 +145,7 @@ def _allowed(problem: Problem, stages: tuple[Stage, ...]) -> bool:
     batch = problem.batch(stages)
     too_long = problem.batch_microbatches is None and math.lcm(*replicas) > problem.max_devices
     too_short = problem.policy == "2bw" and batch < sum(replicas)
-    if too_long or too_short:
+    uneven = problem.equal_replicas and len(set(replicas)) > 1
+    if too_long or too_short or uneven or not problem.keeps_pins(stages):
         return False
     return evaluate(problem.chain, problem.topology, problem.policy, stages, batch).fits

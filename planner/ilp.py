@@ -6,6 +6,7 @@ A plan is a path from the first cut to the last whose arcs are stages. Families 
 ``capacity``  a place has only so many devices;
 ``cover``     some replica count is a multiple of each prime power of the batch (when it is their lcm);
 ``devices``   at least and at most so many in all; ``count``: exactly so many stages;
+``pin``       so many stages end before the one with a pinned layer begins;
 ``load``      each shared link carries at most T times its bandwidth, in either direction.
 
 The path runs through the full network of :mod:`planner.network` where that is small enough, and
@@ -104,7 +105,7 @@ def _solve_on(problem: Problem, scenario: Scenario, arcs: list[Arc], pairings: P
     """None when the network promised less than the cost model finds, because pairs of allocations were relaxed."""
     if not arcs:
         return Answer((), 0.0, True)
-    if any_solution and pairings is None and problem.stages is None and scenario.min_devices == 1:
+    if any_solution and pairings is None and problem.stages is None and scenario.min_devices == 1 and not problem.pins:
         stages = least_total_load(problem, scenario, arcs)
         if stages:
             quick = evaluate(problem.chain, problem.topology, problem.policy, stages, scenario.batch_microbatches)
@@ -112,7 +113,7 @@ def _solve_on(problem: Problem, scenario: Scenario, arcs: list[Arc], pairings: P
                 _check(problem, scenario, stages, quick, time_us)
                 return Answer(stages, quick.microbatch_us, True)
     # A bare path program is totally unimodular: its linear relaxation is integral, and much faster.
-    integer = len(problem.topology.places) > 1 or scenario.exact or problem.stages is not None
+    integer = len(problem.topology.places) > 1 or scenario.exact or problem.stages is not None or bool(problem.pins)
     while True:
         left_s = None if deadline is None else deadline - time.monotonic()
         if left_s is not None and left_s <= 0:
@@ -152,6 +153,7 @@ def _build(problem: Problem, scenario: Scenario, arcs: list[Arc], pairings: Pair
     _flow_rows(program, problem, arcs, variables)
     _cover_rows(program, scenario, chosen)
     _device_rows(program, problem, scenario, chosen)
+    _pin_rows(program, problem, chosen)
     if pairings is not None:
         _capacity_rows(program, problem, chosen)
         loads = inside_rows(program, problem, scenario, chosen, time_us, pairings)
@@ -166,7 +168,7 @@ def _build(problem: Problem, scenario: Scenario, arcs: list[Arc], pairings: Pair
 
 
 def _preferences(problem: Problem, arcs: list[Arc], variables: list[pulp.LpVariable]) -> Terms:
-    """Fewest devices; then fewest stages; then fewest places beyond one for each stage; then the least load on shared links.
+    """Fewest devices; then fewest stages; then fewest places beyond one, and recomputations; then the least load on shared links.
 
     Each weighs more than all that come after it can: the load of each direction of a link is at most 1.
     """
@@ -176,7 +178,8 @@ def _preferences(problem: Problem, arcs: list[Arc], variables: list[pulp.LpVaria
         weight = sum(arc.load)
         if arc.candidate is not None:
             used = sum(count > 0 for count in arc.candidate.allocation)
-            weight += ((arc.candidate.replicas * (layers + 1) + 1) * (layers * places + 1) + used - 1) * links
+            worse = used - 1 + arc.candidate.recompute
+            weight += ((arc.candidate.replicas * (layers + 1) + 1) * (layers * (places + 1) + 1) + worse) * links
         terms.append((variable, weight))
     return terms
 
@@ -218,12 +221,18 @@ def _device_rows(program: pulp.LpProblem, problem: Problem, scenario: Scenario, 
         program += pulp.LpAffineExpression([(variable, 1) for _, variable in chosen]) == problem.stages, "count"
 
 
+def _pin_rows(program: pulp.LpProblem, problem: Problem, chosen: list[tuple[Candidate, pulp.LpVariable]]) -> None:
+    for index, pin in enumerate(problem.pins):
+        before = [(variable, 1) for c, variable in chosen if not problem.chain.has(c.last, pin.layer)]
+        program += pulp.LpAffineExpression(before) == pin.stage, f"pin_{index}"
+
+
 def _decode(problem: Problem, chosen: list[tuple[Candidate, pulp.LpVariable]], status: Status) -> tuple[Stage, ...]:
     """The path of the chosen arcs; empty when there is no solution, or none that is integral."""
     if status == "infeasible":
         return ()
     path = sorted((c for c, variable in chosen if (variable.value() or 0) > 0.5), key=lambda c: c.first)
-    stages = tuple(Stage(c.first, c.last, c.allocation) for c in path)
+    stages = tuple(Stage(c.first, c.last, c.allocation, c.recompute) for c in path)
     cuts = [0, *(stage.last for stage in stages)]
     if cuts[-1] == problem.chain.end and all(stage.first == cut for stage, cut in zip(stages, cuts, strict=False)):
         return stages

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from planner.least_memory import LeastMemory, least_memory
-from planner.memory import live_versions, replica_memory
+from planner.memory import depth_within_batch, live_versions, replica_memory
 from planner.problem import Problem
 from planner.search import search
 from planner.spec.errors import Infeasible
@@ -23,6 +23,10 @@ __all__ = ["exists", "explain_infeasible"]
 
 def explain_infeasible(problem: Problem) -> Infeasible:
     """The error for a problem without a plan; its hint names changes with each of which there is one."""
+    if problem.pins and exists(replace(problem, pins=())):
+        asked = " ".join(f"--pin {problem.chain.names[pin.layer]}={pin.stage}" for pin in problem.pins)
+        return Infeasible(f"no plan keeps {asked}" + (f" with {problem.stages} stages" if problem.stages is not None else ""),
+                          hint="there is a plan without --pin; layers must be pinned in the order in which data flows through them")
     limits = [limit for limit in _limits(problem) if limit is not None]
     least = least_memory(problem)
     changes = list(_changes(problem))
@@ -55,10 +59,13 @@ def _limits(problem: Problem) -> list[int | None]:
 def _binding(problem: Problem, least: LeastMemory) -> str:
     """The stage that needs most, in words."""
     replicas = tuple(r for _, _, r in least.stages)
-    in_flight = default_in_flight(replicas)
+    in_flight = tuple(depth_within_batch(problem.policy, depth, r, least.batch_microbatches)
+                      for depth, r in zip(default_in_flight(replicas), replicas, strict=True))
     for k, (first, last, _) in enumerate(least.stages):
         versions = live_versions(problem.policy, replicas, in_flight, least.batch_microbatches, k)
-        if replica_memory(problem.chain, first, last, in_flight=in_flight[k], versions=versions).total_bytes == least.memory_bytes:
+        needs = [replica_memory(problem.chain, first, last, in_flight=in_flight[k], versions=versions, recompute=recompute).total_bytes
+                 for recompute in problem.recompute_choices]
+        if min(needs) == least.memory_bytes:
             break
     names = problem.chain.stage_names(first, last)
     layers = f"layer {names[0]}" if len(names) == 1 else f"layers {names[0]} to {names[-1]}"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from planner.memory import replica_memory
+from planner.memory import depth_within_batch, replica_memory
 from planner.problem import Problem, Scenario, prime_powers, scenarios
 
 __all__ = ["LeastMemory", "least_memory"]
@@ -42,15 +42,17 @@ def _of_scenario(problem: Problem, scenario: Scenario, below_bytes: float) -> _P
     chain, n = problem.chain, problem.chain.end
     powers = prime_powers(scenario.multiple) if scenario.exact else ()
     one_stage = (1 << len(powers)) if problem.stages is not None else 0
-    counts = [r for r in range(1, min(problem.max_replicas, scenario.max_devices) + 1) if scenario.multiple % r == 0]
+    counts = [r for r in range(1, min(problem.max_replicas, scenario.max_devices) + 1) if scenario.admits(r)]
     masks = {r: sum(1 << bit for bit, power in enumerate(powers) if r % power == 0) for r in counts}
     needs: dict[tuple[int, int, int, int], int] = {}
 
     def need_bytes(first: int, last: int, r: int, in_flight: int) -> int:
+        in_flight = depth_within_batch(problem.policy, in_flight, r, scenario.batch_microbatches)
         versions = scenario.versions(problem.policy, r, in_flight)
         key = (first, last, in_flight, versions)
         if key not in needs:
-            needs[key] = replica_memory(chain, first, last, in_flight=in_flight, versions=versions).total_bytes
+            needs[key] = min(replica_memory(chain, first, last, in_flight=in_flight, versions=versions, recompute=recompute).total_bytes
+                             for recompute in problem.recompute_choices)
         return needs[key]
 
     best: dict[int, dict[_State, _Plan]] = {cut: {} for cut in range(n + 1)}

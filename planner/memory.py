@@ -14,7 +14,7 @@ a = A / r microbatches of each batch. How many weight versions live at once, by 
 ``vertical``  a microbatch uses at every stage the version it met at stage 0, so every stage keeps
               what stage 0 may still ask for: ceil(r_0 (d_0 - 1) / A) + 1.
 ``2bw``       two: the newest and the one before it.
-``flush``     one, as the pipeline is empty at every update.
+``flush``     one, as the pipeline is empty at every update; then at most a microbatches are in flight.
 ``latest``    one, overwritten under the microbatches in flight.
 
 :mod:`planner.spec.schedule` runs the same rules operation by operation; the tests compare.
@@ -25,7 +25,7 @@ from __future__ import annotations
 from planner.graph import Chain
 from planner.spec.plan import Memory, Policy
 
-__all__ = ["copies_weights", "live_versions", "replica_memory"]
+__all__ = ["copies_weights", "depth_within_batch", "live_versions", "replica_memory"]
 
 
 def live_versions(policy: Policy, replicas: tuple[int, ...], in_flight: tuple[int, ...], batch_microbatches: int, stage: int) -> int:
@@ -46,6 +46,11 @@ def stashed_versions(replicas: int, in_flight: int, batch_microbatches: int) -> 
     return -(-(in_flight - 1) * replicas // batch_microbatches) + 1
 
 
+def depth_within_batch(policy: Policy, in_flight: int, replicas: int, batch_microbatches: int) -> int:
+    """Microbatches of a replica that really are in flight: with ``flush`` never more than its share of a batch."""
+    return min(in_flight, batch_microbatches // replicas) if policy == "flush" else in_flight
+
+
 def copies_weights(policy: Policy, versions: int) -> bool:
     """Whether an update first copies the weights, because an older version stays alive.
 
@@ -54,11 +59,12 @@ def copies_weights(policy: Policy, versions: int) -> bool:
     return policy in ("stash", "vertical") and versions > 1
 
 
-def replica_memory(chain: Chain, first: int, last: int, *, in_flight: int, versions: int) -> Memory:
+def replica_memory(chain: Chain, first: int, last: int, *, in_flight: int, versions: int, recompute: bool = False) -> Memory:
     """Memory of one replica of the stage [first, last).
 
     Activations are what its layers save for backward and the tensors it received, for every
-    microbatch in flight; the workspace is that of its hungriest layer.
+    microbatch in flight; the workspace is that of its hungriest layer. A stage that recomputes keeps
+    the received tensors only, and saves for one microbatch at a time, the one whose backward runs.
     """
     parameters = chain.parameter_bytes[last] - chain.parameter_bytes[first]
     saved = chain.saved_bytes[last] - chain.saved_bytes[first]
@@ -66,6 +72,6 @@ def replica_memory(chain: Chain, first: int, last: int, *, in_flight: int, versi
         weights_bytes=parameters * versions + chain.buffer_bytes[last] - chain.buffer_bytes[first],
         gradients_bytes=parameters,
         optimizer_bytes=chain.optimizer_bytes[last] - chain.optimizer_bytes[first],
-        activations_bytes=(saved + chain.forward_bytes[first]) * in_flight,
+        activations_bytes=chain.forward_bytes[first] * in_flight + saved * (1 if recompute else in_flight),
         workspace_bytes=chain.workspace(first, last),
     )

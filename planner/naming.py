@@ -35,7 +35,7 @@ def in_order_of_use(problem: Problem, stages: tuple[Stage, ...], batch_microbatc
         for new, place in zip(group, order, strict=True):
             number[place] = new
     back = sorted(range(len(number)), key=lambda place: number[place])
-    renamed = tuple(Stage(stage.first, stage.last, tuple(stage.allocation[place] for place in back)) for stage in stages)
+    renamed = tuple(Stage(stage.first, stage.last, tuple(stage.allocation[place] for place in back), stage.recompute) for stage in stages)
     before = evaluate(problem.chain, topology, problem.policy, stages, batch_microbatches)
     after = evaluate(problem.chain, topology, problem.policy, renamed, batch_microbatches)
     same = before.microbatch_us == after.microbatch_us and sorted(before.shared_link_bytes) == sorted(after.shared_link_bytes)

@@ -161,7 +161,7 @@ class _ScenarioSearch:
     def __init__(self, state: _Search, bound: Bound) -> None:
         self.state, self.scenario, self.bound = state, bound.scenario, bound
         self.proven, self.effort = True, state.effort
-        self._known: dict[tuple[int, int, Allocation], Candidate | None] = {}
+        self._known: dict[tuple[int, int, Allocation, bool], Candidate | None] = {}
 
     def fastest(self, lowest_us: float) -> Answer:
         """The fastest plan that beats the best so far, if there is one; ``lowest_us`` is a lower bound."""
@@ -222,10 +222,10 @@ class _ScenarioSearch:
         state, found = self.state, []
         for free in self.bound.useful(time_us, fewest=fewest):
             for allocation in state.allocations[free.replicas]:
-                key = (free.first, free.last, allocation)
+                key = (free.first, free.last, allocation, free.recompute)
                 if key not in self._known:
                     site = state.problem.topology.site(allocation)
-                    self._known[key] = self.bound.table.candidate(free.first, free.last, site, allocation)
+                    self._known[key] = self.bound.table.candidate(free.first, free.last, site, allocation, free.recompute)
                 named = self._known[key]
                 if named is not None and named.cost_us <= time_us:
                     found.append(named)

@@ -18,7 +18,7 @@ from planner.spec.plan import Plan
 from planner.spec.profile import Profile
 from planner.spec.schedule import Pipeline
 
-__all__ = ["SimulatedWorker", "Simulation", "pipeline_of", "simulate", "steady_microbatch_us"]
+__all__ = ["SimulatedWorker", "Simulation", "operations_to_simulate", "pipeline_of", "simulate", "steady_microbatch_us"]
 
 MOST_OPERATIONS = 20_000_000  # about five minutes and 10 GB
 
@@ -81,7 +81,7 @@ def simulate(plan: Plan, profile: Profile | None = None, batches: int | None = N
     if batches is not None and batches < 1:
         raise BadInput(f"--batches {batches} is below 1", hint="give --batches a whole number from 1")
     pipeline = pipeline_of(plan, enough_batches(pipeline_of(plan, 1)) if batches is None else batches)
-    count = 2 * pipeline.microbatches * len(pipeline.replicas)
+    count = _operations(pipeline)
     if count > MOST_OPERATIONS:
         raise BadInput(f"--batches {pipeline.batches} of {pipeline.batch_microbatches} microbatches make {count} operations on "
                        f"{len(pipeline.replicas)} stages, the limit is {MOST_OPERATIONS}",
@@ -97,6 +97,15 @@ def simulate(plan: Plan, profile: Profile | None = None, batches: int | None = N
     total_us = max(done[-1].end_us for stage in record.workers for done in stage)
     return Simulation(pipeline, workload.assumptions, steady_us(record, pipeline), steady_batches(pipeline), total_us, workers,
                       tuple(link_uses(record, pipeline)), record)
+
+
+def operations_to_simulate(plan: Plan) -> int:
+    """Forwards and backwards that :func:`steady_microbatch_us` simulates."""
+    return _operations(pipeline_of(plan, enough_batches(pipeline_of(plan, 1))))
+
+
+def _operations(pipeline: Pipeline) -> int:
+    return 2 * pipeline.microbatches * len(pipeline.replicas)
 
 
 def steady_microbatch_us(plan: Plan, profile: Profile | None = None) -> float:

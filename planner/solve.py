@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import math
 import time
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import replace
 
 from planner.bound import longer_batches_us
 from planner.cost import Evaluation, Stage, evaluate
-from planner.graph import Chain, chain_of
+from planner.depth import with_depth
+from planner.graph import chain_of
 from planner.infeasible import explain_infeasible
 from planner.naming import assign_devices, in_order_of_use
+from planner.objective import best_for
+from planner.options import PlanOptions, kept_together, option_name, problem_of
 from planner.pipedream2019.plan import make_plan_2019
 from planner.problem import Problem
-from planner.search import Found, search
+from planner.search import Found
 from planner.solver import solver_name
 from planner.spec.cluster import Cluster
 from planner.spec.errors import BadInput, Infeasible
@@ -23,43 +26,56 @@ from planner.spec.profile import Profile
 from planner.spec.units import format_duration_us
 from planner.topology import Topology
 
-__all__ = ["CostModel", "PlanOptions", "make_plan", "problem_of"]
+__all__ = ["make_plan"]
 
-CostModel = Literal["measured", "pipedream-2019"]
-
-
-@dataclass(frozen=True)
-class PlanOptions:
-    """What the user fixes; None leaves it to the planner. ``devices`` and ``max_replicas`` are upper limits."""
-
-    policy: Policy = "stash"
-    batch_microbatches: int | None = None
-    stages: int | None = None
-    max_replicas: int | None = None
-    devices: int | None = None
-    time_limit_s: float | None = None
-    cost_model: CostModel = "measured"
+AUTO: tuple[Policy, ...] = ("flush", "2bw", "stash")  # the least stale first; others are never faster than one of them, nor smaller
+CLOSE = 1.01  # times nearer than this are as good: then the less stale policy is better
 
 
 def make_plan(profile: Profile, cluster: Cluster, options: PlanOptions, *, command: str) -> Plan:
-    """The fastest plan for training the profiled model on the cluster; ``command`` is recorded in it.
+    """The best plan for training the profiled model on the cluster; ``command`` is recorded in it.
 
     Raises:
-        BadInput: an option that no plan can have, or a policy that cannot be planned yet.
+        BadInput: an option that no plan can have.
         Infeasible: no plan satisfies the limits; code ``infeasible_memory`` when memory is what binds.
     """
     if options.cost_model == "pipedream-2019":
         return _plan_2019(profile, cluster, options, command)
-    deadline = None if options.time_limit_s is None else time.monotonic() + options.time_limit_s
-    chain, topology = chain_of(profile), Topology(cluster)
+    chosen: Plan | None = None
+    refused: Infeasible | None = None
+    start = time.monotonic()
+    policies = AUTO if options.policy == "auto" else (options.policy,)
+    for number, policy in enumerate(policies, 1):
+        deadline = None if options.time_limit_s is None else start + options.time_limit_s * number / len(policies)
+        try:
+            plan = _plan(profile, cluster, replace(options, policy=policy), command, deadline)
+        except Infeasible as error:
+            refused = refused or error
+            continue
+        if chosen is None or _seconds(plan) * CLOSE < _seconds(chosen):
+            chosen = plan
+    if chosen is None:
+        assert refused is not None
+        raise refused
+    return chosen
+
+
+def _seconds(plan: Plan) -> float:
+    return plan.predicted.microbatch_us if plan.predicted.simulated_us is None else plan.predicted.simulated_us
+
+
+def _plan(profile: Profile, cluster: Cluster, options: PlanOptions, command: str, deadline: float | None) -> Plan:
+    chain, topology = chain_of(kept_together(profile, options)), Topology(cluster)
     problem = problem_of(chain, topology, options)
-    found = search(problem, deadline=deadline)
-    if found is None:
+    least_us = math.inf if options.samples_per_s is None else profile.microbatch_size * 1e6 / options.samples_per_s
+    answer = best_for(options.objective, problem, least_us, deadline)
+    if answer is None:
         raise explain_infeasible(problem)
+    within, found = answer
     found = replace(found, stages=in_order_of_use(problem, found.stages, found.batch_microbatches))
-    result = evaluate(chain, topology, options.policy, found.stages, found.batch_microbatches)
+    result = evaluate(chain, topology, problem.policy, found.stages, found.batch_microbatches)
     devices = assign_devices(topology, found.stages)
-    return Plan(
+    plan = Plan(
         command=command,
         model=profile.model,
         job=profile.job,
@@ -67,60 +83,36 @@ def make_plan(profile: Profile, cluster: Cluster, options: PlanOptions, *, comma
         profile_digest=digest(profile),
         estimated=profile.estimated,
         microbatch_size=profile.microbatch_size,
-        policy=options.policy,
+        policy=problem.policy,
         batch_microbatches=found.batch_microbatches,
         stages=tuple(
-            StagePlan(chain.stage_names(stage.first, stage.last), paths, depth, recompute=False)
+            StagePlan(chain.stage_names(stage.first, stage.last), paths, depth, stage.recompute)
             for stage, paths, depth in zip(found.stages, devices, result.in_flight, strict=True)
         ),
         predicted=_prediction(problem, found, result, devices),
-        solver=_report(problem, found),
+        solver=_report(within, found, options),
         cluster=cluster,
     )
 
+    def evaluated(in_flight: tuple[int, ...]) -> Evaluation:
+        return evaluate(chain, within.topology, problem.policy, found.stages, found.batch_microbatches, in_flight)
+
+    return with_depth(plan, profile, evaluated, options.extra_in_flight)
+
 
 def _plan_2019(profile: Profile, cluster: Cluster, options: PlanOptions, command: str) -> Plan:
-    for name in ("batch_microbatches", "stages", "devices"):
-        value = getattr(options, name)
-        if value is not None:
-            raise BadInput(f"{_option(name)} {value} is asked, which the cost model pipedream-2019 does not know",
-                           hint=f"leave {_option(name)} out, or plan with --cost-model measured")
+    plain = PlanOptions(policy=options.policy, max_replicas=options.max_replicas, time_limit_s=options.time_limit_s,
+                        cost_model=options.cost_model)
+    for name, default in vars(plain).items():
+        if (value := getattr(options, name)) != default:
+            raise BadInput(f"{option_name(name)} {value} is asked, which the cost model pipedream-2019 does not know",
+                           hint=f"leave {option_name(name)} out, or plan with --cost-model measured")
+    if options.policy == "auto":
+        raise BadInput("--policy auto is asked, but to the cost model pipedream-2019 all policies cost the same",
+                       hint="give --policy stash, or plan with --cost-model measured")
     if options.max_replicas is not None and options.max_replicas < 1:
         raise BadInput(f"--max-replicas {options.max_replicas} is below 1", hint="give --max-replicas a whole number from 1")
     return make_plan_2019(profile, cluster, policy=options.policy, max_replicas=options.max_replicas, command=command)
-
-
-def problem_of(chain: Chain, topology: Topology, options: PlanOptions) -> Problem:
-    """The options as limits of a search, checked against the model and the cluster.
-
-    Raises:
-        BadInput: an option below 1, or a policy that cannot be planned yet.
-        Infeasible: more stages than layers can be cut into, or than there are devices.
-    """
-    for name in ("batch_microbatches", "stages", "max_replicas", "devices"):
-        value = getattr(options, name)
-        if value is not None and value < 1:
-            raise BadInput(f"{_option(name)} {value} is below 1", hint=f"give {_option(name)} a whole number from 1")
-    if options.time_limit_s is not None and not options.time_limit_s > 0:
-        raise BadInput(f"--time-limit {options.time_limit_s:g} is not above zero", hint="give --time-limit a number of seconds")
-    if options.policy == "flush":
-        raise BadInput("policy flush cannot be planned yet: its pipeline drains at every update, which the cost model does not count",
-                       hint="plan with --policy stash")
-    devices = topology.device_count if options.devices is None else min(options.devices, topology.device_count)
-    most_stages = chain.most_stages
-    if options.stages is not None and options.stages > most_stages:
-        tied = "" if most_stages == chain.layer_count else f", as tied parameters keep some of its {chain.layer_count} layers together"
-        raise Infeasible(f"--stages {options.stages} is asked, but the model can be cut into at most {most_stages}{tied}",
-                         hint=f"give --stages a number from 1 to {most_stages}")
-    if options.stages is not None and options.stages > devices:
-        raise Infeasible(f"--stages {options.stages} needs {options.stages} devices, but {devices} may be used",
-                         hint=f"give --stages a number from 1 to {devices}, or a cluster with more devices")
-    return Problem(chain, topology, options.policy, devices, min(devices, options.max_replicas or devices), options.stages,
-                   options.batch_microbatches)
-
-
-def _option(name: str) -> str:
-    return "--" + name.replace("_", "-")
 
 
 def _prediction(problem: Problem, found: Found, result: Evaluation, devices: list[tuple[str, ...]]) -> Prediction:
@@ -142,7 +134,7 @@ def _prediction(problem: Problem, found: Found, result: Evaluation, devices: lis
         simulated_us=None,
         bottleneck=slowest,
         stages=tuple(
-            StagePrediction(cost.compute_us, cost.update_us, cost.allreduce_us, memory, available)
+            StagePrediction(cost.compute_us, cost.update_us, cost.allreduce_us, cost.fill_us, memory, available)
             for cost, memory, available in zip(result.costs, result.memory, result.available_bytes, strict=True)
         ),
         links=tuple(links),
@@ -184,7 +176,7 @@ def _least_possible_us(problem: Problem, time_us: float) -> float:
     return max(busy_us, fast_us)
 
 
-def _report(problem: Problem, found: Found) -> SolverReport:
+def _report(problem: Problem, found: Found, options: PlanOptions) -> SolverReport:
     bound_us = found.bound_us if not problem.chain.restricted else min(found.bound_us, _least_possible_us(problem, found.microbatch_us))
     gap = max(0.0, (found.microbatch_us - bound_us) / found.microbatch_us) if found.microbatch_us > 0 else 0.0
     optimal = gap <= 2e-6  # what the solver's tolerance may leave
@@ -193,6 +185,8 @@ def _report(problem: Problem, found: Found) -> SolverReport:
         restricted.append("stages on one server, equally on neighbouring servers, or on whole servers and a rest")
     if not optimal and not found.in_time:
         restricted.append("the search was ended by the time limit, or by its size")
+    if options.objective != "throughput":
+        restricted.append(f"plans that need more {'devices' if options.objective == 'devices' else 'memory per device'} (--objective)")
     longer_us = longer_batches_us(problem, found.microbatch_us * 0.99, tolerance=0.005)
     if longer_us is not None:
         restricted.append(f"batches of more than {problem.max_devices} microbatches (--batch-microbatches): at best "

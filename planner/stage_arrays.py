@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from planner.graph import Chain
+from planner.memory import depth_within_batch
 from planner.problem import Problem, Scenario
 from planner.topology import Site
 
@@ -35,20 +36,20 @@ class StageArrays:
     def __init__(self, chain: Chain) -> None:
         self.chain = chain
         self.first, self.last = np.nonzero(chain.states.inside())
-        self.compute_us, self.update_us, self.copy_us = (
-            self._difference(np.array(sums)) for sums in (chain.compute_us, chain.update_us, chain.copy_us))
+        self.compute_us, self.forward_us, self.update_us, self.copy_us = (
+            self._difference(np.array(sums)) for sums in (chain.compute_us, chain.forward_us, chain.update_us, chain.copy_us))
         self.parameters = self._difference(_whole(chain.parameter_bytes))
         forward, gradient = _whole(chain.forward_bytes), _whole(chain.gradient_bytes)
         self.received = forward[self.first]
         inward, outward = self.received + gradient[self.last], forward[self.last] + gradient[self.first]
         self.busier = np.maximum(inward, outward).astype(np.float64)
         self._sizes = self.parameters.astype(np.float64)
-        self._memory: tuple[Any, Any] | None = None
+        self._memory: tuple[Any, Any, Any] | None = None
 
     def _difference(self, sums: Any) -> Any:
         return sums[self.last] - sums[self.first]
 
-    def cost_us(self, problem: Problem, scenario: Scenario, site: Site) -> Floats:
+    def cost_us(self, problem: Problem, scenario: Scenario, site: Site, recompute: bool = False) -> Floats:
         """What :func:`planner.cost.stage_cost` calls ``bottleneck_us`` of each stage at ``site``."""
         r, batch = site.replicas, scenario.batch_microbatches
         is_first, is_last = self.first == 0, self.last == self.chain.end
@@ -60,21 +61,27 @@ class StageArrays:
         if r > 1:
             allreduce_us = 2 * (r - 1) / r * self._sizes / site.ring_bandwidth_bytes_per_s * 1e6 + 2 * (r - 1) * site.ring_latency_us
         load = self.busier / r + 2 * (r - 1) / r * self._sizes / batch
-        stage_us = self.compute_us / site.speed / r + update_us / site.speed / batch + allreduce_us / batch
+        compute_us = self.compute_us + self.forward_us if recompute else self.compute_us
+        stage_us = compute_us / site.speed / r + update_us / site.speed / batch + allreduce_us / batch
+        if problem.policy == "flush":
+            everybody_us = self.chain.compute_us[self.chain.end] / problem.topology.fastest
+            stage_us = stage_us + np.maximum(everybody_us - self.compute_us / site.speed, 0.0) / batch
         bottleneck_us: Floats = np.maximum(stage_us, load / site.device_bandwidth_bytes_per_s * 1e6)
         return bottleneck_us
 
-    def max_after(self, problem: Problem, scenario: Scenario, site: Site) -> Ints:
+    def max_after(self, problem: Problem, scenario: Scenario, site: Site, recompute: bool = False) -> Ints:
         """The most devices after each stage with which one replica fits; below 0 where it never does."""
         r, limit = site.replicas, site.memory_bytes
         most = np.where(self.last == self.chain.end, 0, scenario.max_devices - r)
         if limit is not None:
             deepest = 1 + -(-most // r)
-            versions = np.array([1, *(scenario.versions(problem.policy, r, depth) for depth in range(1, int(deepest.max(initial=1)) + 1))])
+            depths = [depth_within_batch(problem.policy, depth, r, scenario.batch_microbatches)
+                      for depth in range(int(deepest.max(initial=1)) + 1)]
+            real, versions = np.array(depths), np.array([scenario.versions(problem.policy, r, max(depth, 1)) for depth in depths])
             low, high = np.zeros_like(deepest), deepest + 1  # it fits at ``low`` (or that is 0), and not at ``high``
             while (high - low > 1).any():
                 middle = np.where(high - low > 1, (low + high) // 2, np.maximum(low, 1))
-                fits = np.asarray(self._need_bytes(middle, versions[middle]) <= limit, dtype=np.bool_)
+                fits = np.asarray(self._need_bytes(real[middle], versions[middle], recompute) <= limit, dtype=np.bool_)
                 low, high = np.where((high - low > 1) & fits, middle, low), np.where((high - low > 1) & ~fits, middle, high)
             most = np.where(low < deepest, np.minimum(most, (low - 1) * r), most)
         for index in np.flatnonzero((self.first == 0) & (most >= 0)) if scenario.vertical_versions is not None else ():
@@ -82,15 +89,15 @@ class StageArrays:
                 most[index] -= 1
         return np.maximum(most, -1)
 
-    def _need_bytes(self, in_flight: Ints, versions: Ints) -> Any:
+    def _need_bytes(self, in_flight: Ints, versions: Ints, recompute: bool) -> Any:
         """The total of :func:`planner.memory.replica_memory`."""
         if self._memory is None:
             chain = self.chain
             fixed = [self._difference(_whole(sums)) for sums in (chain.buffer_bytes, chain.optimizer_bytes)]
-            per_microbatch = self._difference(_whole(chain.saved_bytes)) + self.received
-            self._memory = (fixed[0] + fixed[1] + self.parameters + _whole(self._workspaces()), per_microbatch)
-        fixed_bytes, per_microbatch = self._memory
-        return self.parameters * versions + fixed_bytes + per_microbatch * in_flight
+            self._memory = (fixed[0] + fixed[1] + self.parameters + _whole(self._workspaces()), self._difference(_whole(chain.saved_bytes)),
+                            self.received)
+        fixed_bytes, saved_bytes, received_bytes = self._memory
+        return self.parameters * versions + fixed_bytes + received_bytes * in_flight + saved_bytes * (1 if recompute else in_flight)
 
     def _workspaces(self) -> list[int]:
         if not self.chain.states.nested:

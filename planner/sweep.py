@@ -13,8 +13,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from planner.options import PlanOptions
 from planner.plot import Point, Series, line_plot
-from planner.solve import PlanOptions, make_plan
+from planner.solve import make_plan
 from planner.spec.cluster import Cluster
 from planner.spec.errors import BadInput, Infeasible
 from planner.spec.plan import Plan

@@ -117,6 +117,11 @@ class Topology:
         return sum(place.count for place in self.places)
 
     @cached_property
+    def fastest(self) -> float:
+        """Speed of the fastest device."""
+        return max(place.device_type.speed for place in self.places)
+
+    @cached_property
     def capacities(self) -> Allocation:
         """Devices of each place."""
         return tuple(place.count for place in self.places)

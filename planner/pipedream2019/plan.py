@@ -46,14 +46,14 @@ def make_plan_2019(profile: Profile, cluster: Cluster, *, policy: Policy = "stas
     chain, model, answer = _searched(profile, levels, max_replicas)
     placed = replica_devices(levels, answer.parts)
     replicas = tuple(len(numbers) for _, _, numbers in placed)
-    batch, in_flight = default_batch(policy, replicas), default_in_flight(replicas)
+    batch, in_flight = default_batch(policy, replicas, cluster.device_count), default_in_flight(replicas)
     costs = [(cost, numbers) for cost, (_, _, numbers) in zip(_costs(model, levels, answer.parts), placed, strict=True)]
     stages = tuple(
         StagePlan(chain.stage_names(first, last), tuple(devices[number][0] for number in numbers), depth, recompute=False)
         for (first, last, numbers), depth in zip(placed, in_flight, strict=True)
     )
     predictions = tuple(
-        StagePrediction(cost.compute_us, 0.0, cost.stage_us - cost.compute_us,
+        StagePrediction(cost.compute_us, 0.0, cost.stage_us - cost.compute_us, 0.0,
                         replica_memory(chain, cost.first, cost.last, in_flight=in_flight[k],
                                        versions=live_versions(policy, replicas, in_flight, batch, k)),
                         devices[numbers[0]][1].memory_bytes)

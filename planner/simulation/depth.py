@@ -14,12 +14,13 @@ import dataclasses
 from collections.abc import Callable
 from typing import NamedTuple
 
+from planner.memory import depth_within_batch
 from planner.simulate import pipeline_of, steady_microbatch_us
 from planner.spec.plan import Plan
 from planner.spec.profile import Profile
 from planner.spec.schedule import default_in_flight
 
-__all__ = ["TOLERANCE", "Depth", "least_depth", "with_in_flight"]
+__all__ = ["TOLERANCE", "Depth", "depth_with", "least_depth", "with_in_flight"]
 
 TOLERANCE = 0.01  # relative: what closed form and simulation may differ by without a word
 MOST_EXTRA = 3  # more has not helped any pipeline whose links can carry it
@@ -44,7 +45,7 @@ def least_depth(plan: Plan, profile: Profile | None = None, *,
     best: Depth | None = None
     tried: set[tuple[int, ...]] = set()
     for extra in range(MOST_EXTRA + 1):
-        in_flight = own if extra == 0 else tuple(map(max, default_in_flight(plan.replicas, extra), own))
+        in_flight = own if extra == 0 else tuple(map(max, depth_with(plan, extra), own))
         if in_flight in tried or not fits(in_flight):
             continue
         tried.add(in_flight)
@@ -54,6 +55,12 @@ def least_depth(plan: Plan, profile: Profile | None = None, *,
         if best.microbatch_us <= plan.predicted.microbatch_us * (1 + TOLERANCE):
             break
     return best
+
+
+def depth_with(plan: Plan, extra_per_link: int) -> tuple[int, ...]:
+    """The depths with so many microbatches more per link than the least."""
+    return tuple(depth_within_batch(plan.policy, depth, r, plan.batch_microbatches)
+                 for depth, r in zip(default_in_flight(plan.replicas, extra_per_link), plan.replicas, strict=True))
 
 
 def with_in_flight(plan: Plan, in_flight: tuple[int, ...]) -> Plan:

@@ -51,12 +51,13 @@ class StagePrediction:
     compute_us: float  # forward and backward, divided by the replicas
     update_us: float  # optimizer and weight copy, once per batch
     allreduce_us: float  # gradients over the replicas, once per batch
+    fill_us: float  # waiting while the other stages fill and drain, with policy flush
     memory: Memory
     available_bytes: int | None  # the smallest of its devices
 
     @property
     def microbatch_us(self) -> float:
-        return self.compute_us + self.update_us + self.allreduce_us
+        return self.compute_us + self.update_us + self.allreduce_us + self.fill_us
 
 
 @dataclass(frozen=True)

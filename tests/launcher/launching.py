@@ -104,7 +104,7 @@ def make_plan(reference: JobReference, replicas: Sequence[int], *, captured: Cap
     depths = default_in_flight(tuple(replicas))
     stages = tuple(StagePlan(tuple(part), tuple(next(devices) for _ in range(r)), depth, False)
                    for part, r, depth in zip(parts, replicas, depths, strict=True))
-    prediction = StagePrediction(1.0, 0.0, 0.0, Memory(0, 0, 0, 0, 0), None)
+    prediction = StagePrediction(1.0, 0.0, 0.0, 0.0, Memory(0, 0, 0, 0, 0), None)
     cluster = Cluster("test", (DeviceType("cpu", 1.0, None),), (Node("device", sum(replicas), Link(1e9, 10.0), "cpu", ()),))
     return Plan(
         command="test", model="test", job=reference, fingerprint=captured.fingerprint, profile_digest="", estimated=False,

@@ -56,7 +56,7 @@ def plan_of(
         activations = (one.saved_bytes + edges[k][0]) * depths[k]
         memory = Memory(one.parameter_bytes * versions, one.parameter_bytes, 0, activations, 0)
         stages.append(StagePlan((one.name,), tuple(devices[k]), depths[k], recompute))
-        predicted.append(StagePrediction(compute_us, one.update_us / slowest / batch, allreduce_us, memory, kinds[0].memory_bytes))
+        predicted.append(StagePrediction(compute_us, one.update_us / slowest / batch, allreduce_us, 0.0, memory, kinds[0].memory_bytes))
         load = max(edges[k][0] + edges[k + 1][1], edges[k + 1][0] + edges[k][1]) / r + ring / batch
         links += [LinkPrediction(name, load, load / bandwidth * 1e6) for name in devices[k] if load > 0]
     times = {f"stage {k}": stage.microbatch_us for k, stage in enumerate(predicted)}

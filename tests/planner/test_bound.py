@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from planner.bound import Bound, best_sites, longer_batches_us
 from planner.exact import exhaustive
 from planner.graph import chain_of
+from planner.options import PlanOptions, problem_of
 from planner.problem import scenarios
 from planner.search import search
-from planner.solve import PlanOptions, make_plan, problem_of
+from planner.solve import make_plan
 from planner.spec.cluster import Cluster
 from planner.spec.profile import Profile
 from planner.topology import Topology
@@ -42,8 +43,8 @@ def test_no_plan_is_below_it_and_one_server_reaches_it(profile: Profile, cluster
         assert lowest_us == pytest.approx(best.microbatch_us, rel=1e-9)
         assert bound.fewest_devices(lowest_us) == best.devices
     path = bound.path(lowest_us)
-    assert [first for first, _, _ in path] == [0, *(last for _, last, _ in path[:-1])] and path[-1][1] == chain.end
-    assert sum(r for _, _, r in path) == bound.fewest_devices(lowest_us)
+    assert [stage[0] for stage in path] == [0, *(stage[1] for stage in path[:-1])] and path[-1][1] == chain.end
+    assert sum(stage[2] for stage in path) == bound.fewest_devices(lowest_us)
 
 
 @some

@@ -39,11 +39,34 @@ def test_two_stages_with_replicas_by_hand() -> None:
     assert first.compute_us == pytest.approx(300 / 2)
     assert first.update_us == pytest.approx((40 + 20) / 4)  # it copies: an older version is in flight
     assert first.allreduce_us == pytest.approx((2 * 1 / 2 * 80 + 2 * 1 * 6) / 4)  # two links on the way between devices
-    assert second == pytest.approx((140, 8 / 4, 0, 50))  # its link: 30 kB in, 50 kB out
+    assert second == pytest.approx((140, 8 / 4, 0, 0, 50))  # its link: 30 kB in, 50 kB out
     # Each replica of stage 0 moves every second microbatch, and 2 (r-1)/r P / A = 20 kB of gradients.
     assert first.link_us == pytest.approx(50 / 2 + 20)
     assert result.microbatch_us == pytest.approx(150 + 15 + 23)
     assert result.in_flight == (2, 1)
+
+
+def test_recomputing_costs_a_forward_and_saves_for_one_microbatch_only() -> None:
+    layers = [layer("a", forward_us=100.0, backward_us=200.0, saved_bytes=7000),
+              layer("b", forward_us=50.0, backward_us=90.0, saved_bytes=900)]
+    chain, topology = chain_of(profile(layers, [Tensor("x", 0, (1,), 30, 50)])), Topology(flat(2))
+    plain = evaluate(chain, topology, "stash", (Stage(0, 1, (1,)), Stage(1, 2, (1,))), 1, in_flight=(4, 3))
+    again = evaluate(chain, topology, "stash", (Stage(0, 1, (1,), True), Stage(1, 2, (1,), True)), 1, in_flight=(4, 3))
+    assert [cost.compute_us for cost in plain.costs] == [300, 140] and [cost.compute_us for cost in again.costs] == [400, 190]
+    assert [memory.activations_bytes for memory in plain.memory] == [4 * 7000, 3 * (900 + 30)]
+    assert [memory.activations_bytes for memory in again.memory] == [7000, 900 + 3 * 30]
+
+
+def test_a_flush_costs_what_the_other_stages_fill_and_drain() -> None:
+    """A batch of 6: stage 0 takes 6 x 300 us, and the first microbatch goes through stage 1 and back meanwhile: 140 us."""
+    layers = [layer("a", forward_us=100.0, backward_us=200.0), layer("b", forward_us=50.0, backward_us=90.0)]
+    chain, topology = chain_of(profile(layers, [Tensor("x", 0, (1,), 0, 0)])), Topology(flat(3))
+    result = evaluate(chain, topology, "flush", (Stage(0, 1, (1,)), Stage(1, 2, (1,))), 6)
+    assert [cost.stage_us for cost in result.costs] == pytest.approx([300 + 140 / 6, 140 + 300 / 6])
+    alone = evaluate(chain, topology, "flush", (Stage(0, 2, (1,)),), 6)
+    assert alone.microbatch_us == pytest.approx(440) and alone.in_flight == (1,)
+    shallow = evaluate(chain, topology, "flush", (Stage(0, 1, (2,)), Stage(1, 2, (1,))), 2)
+    assert shallow.in_flight == (1, 1)  # a batch of two has one microbatch for each replica
 
 
 def test_policies_copy_weights_or_not() -> None:

@@ -12,14 +12,17 @@ import planner.search as search_module
 from planner.cost import evaluate
 from planner.exact import exhaustive
 from planner.graph import chain_of
+from planner.least_memory import least_memory
+from planner.options import PlanOptions, problem_of
 from planner.search import search
-from planner.solve import PlanOptions, problem_of
 from planner.spec.cluster import Cluster
+from planner.spec.plan import Policy
 from planner.spec.profile import Profile, Tensor
 from planner.topology import Topology
 from tests.planner.instances import clusters, flat, layer, profiles, two_level
 from tests.planner.instances import profile as make_profile
 
+POLICIES: tuple[Policy, ...] = ("stash", "vertical", "2bw", "flush")
 EXAMPLES = int(os.environ.get("PIPEDREAM_EXAMPLES", "120"))
 many = settings(max_examples=EXAMPLES, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 
@@ -46,11 +49,13 @@ def compare(profile: Profile, cluster: Cluster, options: PlanOptions) -> str:
 
 options_strategy = st.builds(
     PlanOptions,
-    policy=st.sampled_from(["stash", "stash", "stash", "vertical", "2bw", "latest"]),
+    policy=st.sampled_from(["stash", "stash", "stash", "vertical", "2bw", "flush", "latest"]),
     batch_microbatches=st.sampled_from([None, None, None, 1, 2, 4, 6, 8]),
     stages=st.sampled_from([None, None, None, 1, 2, 3]),
     max_replicas=st.sampled_from([None, None, 1, 2]),
     devices=st.sampled_from([None, None, 2, 3]),
+    recompute=st.sampled_from(["never", "auto", "auto", "always"]),
+    equal_replicas=st.sampled_from([False, False, False, True]),
 )
 
 
@@ -58,6 +63,54 @@ options_strategy = st.builds(
 @given(profiles(), clusters(), options_strategy)
 def test_equals_exhaustive_search(profile: Profile, cluster: Cluster, options: PlanOptions) -> None:
     compare(profile, cluster, options)
+
+
+@st.composite
+def tight(draw: st.DrawFn) -> tuple[Profile, Cluster, Policy]:
+    """Devices whose memory is about what a plan needs at least, between recomputing everything and nothing."""
+    n = draw(st.integers(2, 5))
+    layers = [layer(f"layer{i}", forward_us=draw(st.floats(10, 100)), backward_us=draw(st.floats(10, 200)),
+                    parameter_bytes=draw(st.integers(0, 2000)), saved_bytes=draw(st.integers(1000, 50_000))) for i in range(n)]
+    tensors = [Tensor(f"tensor{i}", i, (i + 1,), draw(st.integers(0, 3000)), draw(st.integers(0, 3000))) for i in range(n - 1)]
+    model, policy = make_profile(layers, tensors), draw(st.sampled_from(POLICIES))
+    servers, devices = draw(st.sampled_from([(1, 2), (1, 3), (1, 4), (2, 2), (3, 1)]))
+
+    def limited(memory_bytes: int) -> Cluster:
+        return two_level(servers, devices, intra=1e10, inter=1e9, memory_bytes=memory_bytes)
+
+    least = [least_memory(problem_of(chain_of(model), Topology(limited(10**12)), PlanOptions(policy=policy, recompute=choice)))
+             for choice in ("always", "never")]
+    low, high = sorted(one.memory_bytes for one in least if one is not None)
+    return model, limited(draw(st.integers(low, high + (high - low) // 2))), policy
+
+
+def test_equals_exhaustive_search_where_recomputing_helps() -> None:
+    recomputed = 0
+
+    @many
+    @given(tight())
+    def check(case: tuple[Profile, Cluster, Policy]) -> None:
+        nonlocal recomputed
+        model, cluster, policy = case
+        options = PlanOptions(policy=policy, recompute="auto")
+        compare(model, cluster, options)
+        found = search(problem_of(chain_of(model), Topology(cluster), options))
+        recomputed += found is not None and any(stage.recompute for stage in found.stages)
+
+    check()
+    assert recomputed >= EXAMPLES // 3  # the cases are what the test is about
+
+
+@settings(parent=many, max_examples=EXAMPLES // 2)
+@given(profiles(most_layers=4), clusters(), st.data())
+def test_equals_exhaustive_search_with_pins(profile: Profile, cluster: Cluster, data: st.DataObject) -> None:
+    names = [x.name for x in profile.layers]
+    most = min(len(names), cluster.device_count)
+    pins = data.draw(st.dictionaries(st.sampled_from(names), st.integers(0, most - 1), min_size=1, max_size=2))
+    options = PlanOptions(pins=tuple(pins.items()), policy=data.draw(st.sampled_from(["stash", "2bw"])),
+                          stages=data.draw(st.sampled_from([None, None, most])))
+    if all(stage < min(chain_of(profile).most_stages, most) for stage in pins.values()):
+        compare(profile, cluster, options)
 
 
 @many

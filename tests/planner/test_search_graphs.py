@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from planner.exact import _paths
 from planner.graph import chain_of
-from planner.solve import PlanOptions, make_plan, problem_of
+from planner.options import PlanOptions, problem_of
+from planner.solve import make_plan
 from planner.spec.cluster import Cluster
 from planner.spec.profile import Profile, Tensor
 from planner.topology import Topology

@@ -13,7 +13,9 @@ from planner.clusters import load_cluster
 from planner.explain import bottleneck_sentence
 from planner.graph import chain_of
 from planner.least_memory import least_memory
-from planner.solve import PlanOptions, make_plan, problem_of
+from planner.options import PlanOptions, problem_of
+from planner.simulate import steady_microbatch_us
+from planner.solve import make_plan
 from planner.spec.errors import BadInput, Infeasible
 from planner.spec.files import digest, document_text, parse_document
 from planner.spec.plan import Plan
@@ -36,7 +38,8 @@ def test_a_plan_is_complete_and_consistent() -> None:
     source = model()
     plan = make_plan(source, two_level(2, 2, intra=1e10, inter=1e9), PlanOptions(), command="pipedream plan profile.json")
     assert [name for stage in plan.stages for name in stage.layers] == [x.name for x in source.layers]
-    assert tuple(stage.in_flight for stage in plan.stages) == default_in_flight(plan.replicas)
+    assert all(stage.in_flight >= least for stage, least in zip(plan.stages, default_in_flight(plan.replicas), strict=True))
+    assert plan.predicted.simulated_us == pytest.approx(steady_microbatch_us(plan, source))
     assert (plan.command, plan.profile_digest, plan.policy) == ("pipedream plan profile.json", digest(source), "stash")
     assert (plan.solver.status, plan.solver.bound_us, plan.solver.gap) == ("optimal", plan.predicted.microbatch_us, 0.0)
     predicted = plan.predicted
@@ -91,10 +94,11 @@ def memory_needs(message: str) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("options", [PlanOptions(), PlanOptions(stages=2), PlanOptions(policy="vertical"), PlanOptions(policy="2bw"),
+                                     PlanOptions(recompute="never"), PlanOptions(policy="flush", recompute="always"),
                                      PlanOptions(batch_microbatches=2, devices=3), PlanOptions(max_replicas=1)])
 def test_infeasible_memory_names_what_binds_and_its_hint_helps(options: PlanOptions) -> None:
     source = model(6)
-    least = least_memory(problem_of(chain_of(source), Topology(two_level(2, 2)), options))
+    least = least_memory(problem_of(chain_of(source), Topology(two_level(2, 2, memory_bytes=10**15)), options))
     assert least is not None
     need = least.memory_bytes
     for available in (need - 1, need // 2):
@@ -111,7 +115,7 @@ def test_infeasible_memory_names_what_binds_and_its_hint_helps(options: PlanOpti
 def test_every_change_in_an_infeasible_hint_makes_it_feasible() -> None:
     source = model(6)
     options = PlanOptions(stages=2, devices=3, batch_microbatches=1)
-    least = least_memory(problem_of(chain_of(source), Topology(flat(6)), options))
+    least = least_memory(problem_of(chain_of(source), Topology(flat(6, memory_bytes=10**15)), options))
     assert least is not None
     memory = least.memory_bytes - 1
     with pytest.raises(Infeasible) as caught:
@@ -138,7 +142,13 @@ def test_every_change_in_an_infeasible_hint_makes_it_feasible() -> None:
     (PlanOptions(batch_microbatches=0), BadInput, "--batch-microbatches 0"),
     (PlanOptions(max_replicas=-1), BadInput, "--max-replicas -1"),
     (PlanOptions(time_limit_s=0.0), BadInput, "--time-limit"),
-    (PlanOptions(policy="flush"), BadInput, "flush"),
+    (PlanOptions(pins=(("block9", 0),)), BadInput, "block9"),
+    (PlanOptions(pins=(("block1", 4),)), BadInput, "block1=4"),
+    (PlanOptions(pins=(("block1", 0), ("block1", 1))), BadInput, "stage 0 and in stage 1"),
+    (PlanOptions(pins=(("block1", 2), ("block2", 0))), Infeasible, "--pin"),
+    (PlanOptions(together=(("block0", "what"),)), BadInput, "what"),
+    (PlanOptions(together=(("block0", "block7"),), stages=2), Infeasible, "at most 1"),
+    (PlanOptions(samples_per_s=1e9), Infeasible, "--min-samples-per-s"),
     (PlanOptions(stages=9), Infeasible, "at most 8"),
     (PlanOptions(stages=5), Infeasible, "4 may be used"),
     (PlanOptions(stages=3, policy="2bw", batch_microbatches=2), Infeasible, "3 stages"),

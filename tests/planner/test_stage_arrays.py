@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from planner.bound import best_sites
 from planner.columns import CandidateTable
 from planner.graph import chain_of
+from planner.options import PlanOptions, problem_of
 from planner.problem import scenarios
-from planner.solve import PlanOptions, problem_of
 from planner.spec.cluster import Cluster
 from planner.spec.plan import Policy
 from planner.spec.profile import Profile
@@ -21,8 +21,8 @@ from tests.planner.instances import clusters, flat, layer, profile, profiles
 
 
 @settings(max_examples=100)
-@given(graph_profiles(most_layers=6) | profiles(most_layers=6), clusters(), st.sampled_from(["stash", "vertical", "2bw", "latest"]),
-       st.sampled_from([None, 6]))
+@given(graph_profiles(most_layers=6) | profiles(most_layers=6), clusters(),
+       st.sampled_from(["stash", "vertical", "2bw", "flush", "latest"]), st.sampled_from([None, 6]))
 def test_equal_to_single_stages(model: Profile, cluster: Cluster, policy: Policy, batch: int | None) -> None:
     chain, topology = chain_of(model), Topology(cluster)
     problem = problem_of(chain, topology, PlanOptions(policy=policy, batch_microbatches=batch))
@@ -31,9 +31,10 @@ def test_equal_to_single_stages(model: Profile, cluster: Cluster, policy: Policy
     for scenario in scenarios(problem):
         table = CandidateTable(problem, scenario)
         for site in best_sites(topology, min(problem.max_replicas, scenario.max_devices)):
-            singly = [table.cost(first, last, site) for first, last in chain.intervals()]
-            assert arrays.cost_us(problem, scenario, site).tolist() == [cost_us for cost_us, _ in singly]
-            assert arrays.max_after(problem, scenario, site).tolist() == [limit for _, limit in singly]
+            for recompute in (False, True):
+                singly = [table.cost(first, last, site, recompute) for first, last in chain.intervals()]
+                assert arrays.cost_us(problem, scenario, site, recompute).tolist() == [cost_us for cost_us, _ in singly]
+                assert arrays.max_after(problem, scenario, site, recompute).tolist() == [limit for _, limit in singly]
 
 
 def test_numbers_that_do_not_fit_in_64_bits() -> None:

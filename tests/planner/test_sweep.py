@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from planner.solve import PlanOptions, make_plan
+from planner.options import PlanOptions
+from planner.solve import make_plan
 from planner.spec.errors import BadInput
 from planner.spec.profile import Profile, Tensor
 from planner.sweep import parse_sweep, sweep, sweep_plot

@@ -15,11 +15,12 @@ from planner.ideals import edges_of, enumerate_ideals, predecessor_masks
 from planner.imports import import_profile
 from planner.min_cuts import Crossing, Graph, frontier
 from planner.neighbours import around
+from planner.options import PlanOptions, problem_of
 from planner.pipedream2019 import plan as plan2019
 from planner.pipedream2019.plan import make_plan_2019
 from planner.pipedream2019.solve import Level, best_plan
 from planner.pipedream2019.stages import model_of
-from planner.solve import PlanOptions, make_plan, problem_of
+from planner.solve import make_plan
 from planner.spec.profile import Profile
 from planner.states import states_of
 from planner.topology import Topology

@@ -1,0 +1,114 @@
+"""What the user may ask of a plan, and the search problem that it makes."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from planner.graph import Chain
+from planner.problem import Pin, Problem, Recompute
+from planner.spec.errors import BadInput, Infeasible
+from planner.spec.plan import Policy
+from planner.spec.profile import Profile, TiedParameter
+from planner.topology import Topology
+
+__all__ = ["CostModel", "Objective", "PlanOptions", "kept_together", "option_name", "problem_of"]
+
+CostModel = Literal["measured", "pipedream-2019"]
+Objective = Literal["throughput", "devices", "memory"]
+
+
+@dataclass(frozen=True)
+class PlanOptions:
+    """What the user fixes; None leaves it to the planner. ``devices`` and ``max_replicas`` are upper limits.
+
+    ``extra_in_flight`` are microbatches more per link than the least depth has. ``pins`` are (layer, stage); the
+    layers of each group of ``together`` share a stage. ``samples_per_s`` is what a plan must reach at least.
+    """
+
+    policy: Policy | Literal["auto"] = "stash"
+    batch_microbatches: int | None = None
+    stages: int | None = None
+    max_replicas: int | None = None
+    devices: int | None = None
+    recompute: Recompute = "auto"
+    extra_in_flight: int | None = None
+    equal_replicas: bool = False
+    pins: tuple[tuple[str, int], ...] = ()
+    together: tuple[tuple[str, ...], ...] = ()
+    objective: Objective = "throughput"
+    samples_per_s: float | None = None
+    time_limit_s: float | None = None
+    cost_model: CostModel = "measured"
+
+
+def kept_together(profile: Profile, options: PlanOptions) -> Profile:
+    """The profile as if each group of ``--together`` shared a parameter of no bytes: no cut comes between its layers.
+
+    Raises:
+        BadInput: no layer has such a name.
+    """
+    names = [layer.name for layer in profile.layers]
+    groups = []
+    for group in options.together:
+        indices = sorted({_index(names, name, "--together") for name in group})
+        if len(indices) > 1:
+            groups.append(TiedParameter(f"together {','.join(group)}", 0, tuple(indices)))
+    return replace(profile, tied=(*profile.tied, *groups)) if groups else profile
+
+
+def problem_of(chain: Chain, topology: Topology, options: PlanOptions) -> Problem:
+    """The options as limits of a search, checked against the model and the cluster; ``policy`` must be one.
+
+    Raises:
+        BadInput: an option below 1, or a name that no layer has.
+        Infeasible: more stages than layers can be cut into, or than there are devices.
+    """
+    for name in ("batch_microbatches", "stages", "max_replicas", "devices"):
+        value = getattr(options, name)
+        if value is not None and value < 1:
+            raise BadInput(f"{option_name(name)} {value} is below 1", hint=f"give {option_name(name)} a whole number from 1")
+    for name, limit in (("time_limit_s", options.time_limit_s), ("samples_per_s", options.samples_per_s)):
+        if limit is not None and not limit > 0:
+            title = option_name(name.removesuffix("_s") if name == "time_limit_s" else "min_samples_per_s")
+            raise BadInput(f"{title} {limit:g} is not above zero", hint=f"give {title} a number above zero")
+    devices = topology.device_count if options.devices is None else min(options.devices, topology.device_count)
+    most_stages = chain.most_stages
+    if options.stages is not None and options.stages > most_stages:
+        tied = "" if most_stages == chain.layer_count else (
+            f", as tied parameters or --together keep some of its {chain.layer_count} layers together")
+        raise Infeasible(f"--stages {options.stages} is asked, but the model can be cut into at most {most_stages}{tied}",
+                         hint=f"give --stages a number from 1 to {most_stages}")
+    if options.stages is not None and options.stages > devices:
+        raise Infeasible(f"--stages {options.stages} needs {options.stages} devices, but {devices} may be used",
+                         hint=f"give --stages a number from 1 to {devices}, or a cluster with more devices")
+    assert options.policy != "auto"
+    return Problem(chain, topology, options.policy, devices, min(devices, options.max_replicas or devices), options.stages,
+                   options.batch_microbatches, options.recompute, options.equal_replicas, _pins(chain, options, min(devices, most_stages)))
+
+
+def _pins(chain: Chain, options: PlanOptions, most_stages: int) -> tuple[Pin, ...]:
+    stages = most_stages if options.stages is None else options.stages
+    pins: dict[int, int] = {}
+    for name, stage in options.pins:
+        if not 0 <= stage < stages:
+            raise BadInput(f"--pin {name}={stage}: there is no stage {stage}, a plan here has at most {stages} stages, from 0",
+                           hint=f"give --pin a stage from 0 to {stages - 1}")
+        layer = _index(list(chain.names), name, "--pin")
+        if pins.setdefault(layer, stage) != stage:
+            raise BadInput(f"--pin wants layer {name} in stage {pins[layer]} and in stage {stage}", hint="give one of them")
+    return tuple(Pin(layer, stage) for layer, stage in sorted(pins.items()))
+
+
+def _index(names: list[str], name: str, option: str) -> int:
+    if name in names:
+        return names.index(name)
+    near = difflib.get_close_matches(name, names, 3, 0.5)
+    raise BadInput(f"{option} names layer {name!r}, which is not among the {len(names)} layers of the profile",
+                   hint=f"did you mean {' or '.join(near)}?" if near else f"layers are called {', '.join(names[:3])}, ...")
+
+
+def option_name(name: str) -> str:
+    """The option of a field of :class:`PlanOptions`."""
+    return "--" + name.replace("_", "-")
