@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,7 +11,7 @@ import click
 
 from pdcli import options
 from pdcli.interrupts import interrupts_deferred
-from pdcli.plan_view import facts, show
+from pdcli.plan_view import facts, show, statistics_line
 from pdcli.sweep_cmd import run_sweep, sweep_options
 
 if TYPE_CHECKING:
@@ -64,6 +65,7 @@ def command(context: click.Context, out: Output, profile: str, cluster: str, int
         from planner.clusters import load_cluster
         from planner.explain import bottleneck_sentence
         from planner.solve import PlanOptions, make_plan
+        from planner.statistics import collected
 
     hardware = load_cluster(cluster, device=document.device, intra_bandwidth=intra_bytes_per_s,
                             inter_bandwidth=inter_bytes_per_s, memory_bytes=memory_bytes)
@@ -71,13 +73,14 @@ def command(context: click.Context, out: Output, profile: str, cluster: str, int
                          devices=devices, time_limit_s=time_limit, cost_model=cost_model)
     if sweep is not None:
         return run_sweep(context, out, document, hardware, wanted, sweep, plot)
-    with out.working(f"planning {document.model} on {hardware.device_count} devices"):
+    with out.working(f"planning {document.model} on {hardware.device_count} devices"), collected() as statistics:
         plan = make_plan(document, hardware, wanted, command=options.command_line(context))
     if not check:
         write_document(plan, output)
     sentence = bottleneck_sentence(plan)
     show(out, plan, sentence)
-    fields = {"plan": output, **facts(plan), "bottleneck_sentence": sentence}
+    out.detail(statistics_line(plan, statistics))
+    fields = {"plan": output, **facts(plan), "bottleneck_sentence": sentence, "statistics": dataclasses.asdict(statistics)}
     if check:
         try:
             same = Path(output).read_text(encoding="utf-8") == document_text(plan)

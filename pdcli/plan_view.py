@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pdcli.output import Output
     from planner.spec.plan import Plan
+    from planner.statistics import Statistics
 
-__all__ = ["facts", "show"]
+__all__ = ["facts", "show", "statistics_line"]
 
 
 def facts(plan: Plan) -> dict[str, Any]:
@@ -66,6 +67,16 @@ def show(out: Output, plan: Plan, sentence: str) -> None:
     else:
         proof = f"best found by {solver.name}: within {solver.gap:.1%} of the bound {bound}, not proven optimal"
     out.text(proof + (f"; left out of the search: {solver.restricted}" if solver.restricted else ""))
+
+
+def statistics_line(plan: Plan, statistics: Statistics) -> str:
+    """What the integer programs came to, for ``-v``."""
+    from planner.spec.units import format_duration_us
+
+    largest = f", the largest of {statistics.largest_columns} columns and {statistics.largest_rows} rows" if statistics.programs else ""
+    return (f"integer programs: {statistics.programs}{largest}; columns in all: {statistics.columns}, rows: {statistics.rows}, "
+            f"branch-and-bound nodes: {statistics.nodes}; {statistics.solver_s:.2f} s of {statistics.total_s:.2f} s; "
+            f"bound {format_duration_us(plan.solver.bound_us)}, gap {plan.solver.gap:.2%}")
 
 
 def _devices(paths: tuple[str, ...]) -> str:
