@@ -17,7 +17,8 @@ from click.core import ParameterSource
 
 from planner.spec.errors import BadInput
 
-__all__ = ["COUNT", "SECONDS", "SETTINGS", "command_line", "common", "parse_quantity", "parse_settings", "seed", "settings", "threads"]
+__all__ = ["COUNT", "RATE", "SECONDS", "SETTINGS", "command_line", "common", "parse_quantity", "parse_settings", "seed", "settings",
+           "threads"]
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 Setting = str | int | float | bool
@@ -30,18 +31,19 @@ SETTINGS: dict[str, Any] = {
 
 
 
-class _Seconds(click.FloatRange):
-    """A duration: above zero, and a number that a clock can hold (no ``nan``, no ``inf``)."""
+class _Positive(click.FloatRange):
+    """Above zero, and finite: a duration that a clock can hold (no ``nan``, no ``inf``)."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        seconds = float(super().convert(value, param, ctx))
-        if not seconds < math.inf:
-            self.fail(f"{value} is not a finite number of seconds.", param, ctx)
-        return seconds
+        number = float(super().convert(value, param, ctx))
+        if not number < math.inf:
+            self.fail(f"{value} is not a finite number.", param, ctx)
+        return number
 
 
 COUNT = click.IntRange(1, 1_000_000_000)
-SECONDS = _Seconds(0, 1e9, min_open=True)
+SECONDS = _Positive(0, 1e9, min_open=True)
+RATE = _Positive(0, 1e18, min_open=True)
 
 settings = click.option("--set", "settings", metavar="NAME=VALUE", multiple=True, help="Argument of the job's factory; may be repeated.")
 seed = click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=0, show_default=True,

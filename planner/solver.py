@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import time
 from collections.abc import Iterator
 from typing import Any, Literal
 
 import pulp
 
 from planner.spec.errors import PipedreamError
+from planner.statistics import count_program
 
 __all__ = ["Status", "quiet_stdout", "run", "solver_name"]
 
@@ -43,13 +45,22 @@ def run(program: pulp.LpProblem, *, time_limit_s: float | None, any_solution: bo
         solver = pulp.HiGHS(msg=False, threads=1, timeLimit=time_limit_s, gapRel=gap, random_seed=0)
     else:
         solver = _cbc()(msg=False, threads=1, timeLimit=time_limit_s, gapRel=gap)
+    start_s = time.monotonic()
     with quiet_stdout():
         program.solve(solver)
+    count_program(columns=program.numVariables(), rows=program.numConstraints(), nodes=_nodes(program),
+                  seconds=time.monotonic() - start_s)
     if program.sol_status == pulp.LpSolutionOptimal and program.status == pulp.LpStatusOptimal:
         return "optimal"
     if program.status == pulp.LpStatusInfeasible and program.sol_status == pulp.LpSolutionInfeasible:
         return "infeasible"
     return "unproven"
+
+
+def _nodes(program: pulp.LpProblem) -> int:
+    """Of branch and bound, as HiGHS counts them; PuLP does not pass on what CBC says."""
+    model: Any = getattr(program, "solverModel", None)
+    return int(model.getInfo().mip_node_count) if hasattr(model, "getInfo") else 0
 
 
 def _cbc() -> Any:

@@ -45,6 +45,18 @@ def test_json_is_the_plan_in_numbers(run: Run) -> None:
     assert body["plan"] == "plan.json" and body["hint"] == "pipedream train plan.json"
 
 
+def test_what_the_programs_came_to_is_said_at_v_and_in_json_but_not_in_the_file(run: Run) -> None:
+    quiet = run("plan", "profile.json", *CLUSTER)
+    before = Path("plan.json").read_bytes()
+    verbose = run("plan", "profile.json", *CLUSTER, "-v")
+    assert "branch-and-bound" not in quiet.stderr and verbose.stdout == quiet.stdout
+    line = next(line for line in verbose.stderr.splitlines() if line.startswith("integer programs: "))
+    statistics = run("plan", "profile.json", *CLUSTER, "--json").json["statistics"]
+    assert line.startswith(f"integer programs: {statistics['programs']}, the largest of {statistics['largest_columns']} columns")
+    assert statistics["programs"] >= 1 and statistics["solver_s"] <= statistics["total_s"]
+    assert Path("plan.json").read_bytes() == before
+
+
 def test_optimal_is_said_only_when_proven(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     from planner import solve
 

@@ -1,0 +1,153 @@
+"""What a plan decides beside stages and places: policy, recomputation, depth, and the limits a user sets."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from planner.options import PlanOptions
+from planner.simulate import steady_microbatch_us
+from planner.simulation.depth import with_in_flight
+from planner.solve import make_plan
+from planner.spec.cluster import Cluster
+from planner.spec.errors import BadInput, Infeasible
+from planner.spec.plan import Plan
+from planner.spec.profile import Profile, Tensor
+from planner.spec.schedule import default_in_flight
+from tests.planner.instances import flat, layer, profile, two_level
+
+
+def blocks(count: int = 8, *, saved_bytes: int = 0, parameter_bytes: int = 0, sent_bytes: int = 0, update_us: float = 0.0,
+           copy_us: float = 0.0) -> Profile:
+    """Equal layers of 300 us."""
+    layers = [layer(f"block{i}", forward_us=100.0, backward_us=200.0, saved_bytes=saved_bytes, parameter_bytes=parameter_bytes,
+                    update_us=update_us, copy_us=copy_us) for i in range(count)]
+    return profile(layers, [Tensor(f"x{i}", i, (i + 1,), sent_bytes, sent_bytes) for i in range(count - 1)])
+
+
+def plan_for(model: Profile, cluster: Cluster, **options: object) -> Plan:
+    return make_plan(model, cluster, PlanOptions(**options), command="x")  # type: ignore[arg-type]
+
+
+def peak_bytes(plan: Plan) -> int:
+    return max(stage.memory.total_bytes for stage in plan.predicted.stages)
+
+
+def test_memory_decides_which_stages_recompute() -> None:
+    """Four stages of two layers hold 4, 3, 2 and 1 times 200 bytes; with room for 500 the first two must recompute."""
+    model = blocks(saved_bytes=100)
+    free = plan_for(model, flat(4), stages=4)
+    assert [stage.memory.total_bytes for stage in free.predicted.stages] == [800, 600, 400, 200]
+    tight = plan_for(model, flat(4, memory_bytes=500), stages=4)
+    assert [stage.recompute for stage in tight.stages] == [True, True, False, False]
+    assert peak_bytes(tight) <= 500 and tight.predicted.microbatch_us == 800
+    assert [stage.recompute for stage in plan_for(model, flat(4), stages=4, recompute="always").stages] == [True] * 4
+    never = plan_for(model, flat(4, memory_bytes=500), stages=4, recompute="never")
+    assert [len(stage.layers) for stage in never.stages] == [1, 1, 2, 4] and never.predicted.microbatch_us == 1200
+    with pytest.raises(Infeasible):
+        plan_for(model, flat(4, memory_bytes=399), stages=4, recompute="never")
+
+
+def test_depth_covers_what_transfers_take() -> None:
+    """Transfers of half a stage's time: at the least depth the simulation is slower than the closed form, deeper it is not."""
+    model = blocks(4, sent_bytes=150_000)
+    plan = plan_for(model, flat(4, bandwidth=1e9), stages=4)
+    assert plan.predicted.microbatch_us == 300
+    least = with_in_flight(plan, default_in_flight(plan.replicas))
+    assert steady_microbatch_us(least, model) > 300 * 1.1
+    assert plan.predicted.simulated_us == pytest.approx(300, rel=0.01)
+    assert plan.stages[0].in_flight > default_in_flight(plan.replicas)[0]
+    shallow = plan_for(model, flat(4, bandwidth=1e9), stages=4, extra_in_flight=0)
+    assert tuple(stage.in_flight for stage in shallow.stages) == (4, 3, 2, 1)
+    assert shallow.predicted.simulated_us == pytest.approx(steady_microbatch_us(least, model))
+
+
+def test_depth_stays_within_memory() -> None:
+    model = blocks(4, sent_bytes=150_000, saved_bytes=1000)
+    cluster = flat(4, bandwidth=1e9, memory_bytes=1000 * 3 + 150_000 * 3)  # stage 1 holds three microbatches and no more
+    plan = plan_for(model, cluster, stages=4, recompute="never")
+    assert plan.stages[1].in_flight == 3 and peak_bytes(plan) <= 1000 * 3 + 150_000 * 3
+    with pytest.raises(Infeasible, match="--extra-in-flight 1 needs") as caught:
+        plan_for(model, cluster, stages=4, recompute="never", extra_in_flight=1)
+    assert caught.value.code == "infeasible_memory"
+
+
+def test_a_flush_drains_the_pipeline() -> None:
+    """Eight microbatches and two stages: nine times a stage's time for a batch, in the closed form and in the simulation."""
+    plan = plan_for(blocks(), flat(2), policy="flush", stages=2)
+    assert plan.batch_microbatches == 8
+    assert plan.predicted.microbatch_us == pytest.approx(1200 * 9 / 8)
+    assert plan.predicted.simulated_us == pytest.approx(1200 * 9 / 8)
+    long = plan_for(blocks(), flat(2), policy="flush", stages=2, batch_microbatches=100)
+    assert long.predicted.microbatch_us == pytest.approx(1200 * 101 / 100)
+
+
+def test_auto_takes_the_least_stale_of_what_is_fast() -> None:
+    """Drains cost a tenth, so 2bw; without weights to copy it is as fast as stash, and less stale; in one stage nothing drains."""
+    assert plan_for(blocks(), flat(2), policy="auto", stages=2).policy == "2bw"
+    assert plan_for(blocks(), flat(1), policy="auto").policy == "flush"
+    assert plan_for(blocks(), flat(2), policy="auto", stages=2, batch_microbatches=1000).policy == "flush"
+    assert plan_for(blocks(), flat(2), policy="auto", stages=2, batch_microbatches=1).policy == "stash"  # 2bw needs two
+
+
+def test_auto_takes_what_fits() -> None:
+    """One weight version fits, two do not."""
+    model = blocks(parameter_bytes=1000)
+    both = plan_for(model, flat(2, memory_bytes=8000), policy="auto", stages=2, batch_microbatches=2)
+    assert both.policy == "flush"
+    with pytest.raises(Infeasible):
+        plan_for(model, flat(2, memory_bytes=8000), policy="stash", stages=2, batch_microbatches=2)
+    with pytest.raises(Infeasible):
+        plan_for(model, flat(2, memory_bytes=7999), policy="auto", stages=2, batch_microbatches=2)
+
+
+def test_pins_and_layers_kept_together() -> None:
+    model = blocks()
+    plan = plan_for(model, flat(4), pins=(("block0", 0), ("block1", 1)))
+    assert "block0" in plan.stages[0].layers and "block1" in plan.stages[1].layers
+    assert plan.stages[0].layers == ("block0",)
+    joined = plan_for(model, flat(4), together=(("block2", "block4"), ("block4", "block5")))
+    (stage,) = [stage for stage in joined.stages if "block2" in stage.layers]
+    assert {"block2", "block3", "block4", "block5"} <= set(stage.layers)
+    assert joined.profile_digest == plan.profile_digest
+
+
+@pytest.mark.parametrize("cluster", [flat(6), two_level(2, 3, intra=1e10, inter=1e9)])
+def test_equal_replicas(cluster: Cluster) -> None:
+    model = blocks(3, parameter_bytes=50_000)
+    for policy in ("stash", "2bw"):
+        plan = plan_for(model, cluster, equal_replicas=True, policy=policy)
+        assert len(set(plan.replicas)) == 1
+        assert plan.predicted.microbatch_us >= plan_for(model, cluster, policy=policy).predicted.microbatch_us * (1 - 1e-9)
+    assert plan_for(model, cluster, equal_replicas=True, stages=3).replicas == (2, 2, 2)
+
+
+def test_the_fewest_devices_that_are_fast_enough() -> None:
+    """Eight layers of 300 us and 8 samples a microbatch: 4 devices reach 600 us, 3 do not."""
+    model = blocks()
+    assert plan_for(model, flat(8), objective="devices").worker_count == 1
+    enough = plan_for(model, flat(8), objective="devices", samples_per_s=8e6 / 601)
+    assert (enough.worker_count, enough.predicted.microbatch_us) == (4, 600)
+    assert "devices" in enough.solver.restricted
+    tight = plan_for(blocks(saved_bytes=100), flat(8, memory_bytes=400), objective="devices", recompute="never")
+    assert tight.worker_count == 4 and peak_bytes(tight) <= 400  # 4 x 1, 3 x 1, 2 x 2 and 1 x 4 layers in flight
+    with pytest.raises(Infeasible, match="--min-samples-per-s"):
+        plan_for(model, flat(2), objective="devices", samples_per_s=8e6 / 601)
+
+
+def test_the_least_memory_that_is_fast_enough() -> None:
+    model = blocks(saved_bytes=100)
+    fast = plan_for(model, flat(4, memory_bytes=10**6))
+    small = plan_for(model, flat(4, memory_bytes=10**6), objective="memory")
+    assert peak_bytes(small) < peak_bytes(fast)
+    assert all(stage.available_bytes == 10**6 for stage in small.predicted.stages)
+    floor = plan_for(model, flat(4, memory_bytes=10**6), objective="memory", samples_per_s=8e6 / 601)
+    assert peak_bytes(small) <= peak_bytes(floor) <= peak_bytes(fast) and floor.predicted.microbatch_us <= 601
+
+
+def test_what_the_original_cost_model_does_not_know_is_refused() -> None:
+    for options in (PlanOptions(policy="auto"), PlanOptions(objective="memory"), PlanOptions(pins=(("block0", 0),)),
+                    PlanOptions(recompute="always"), PlanOptions(stages=2)):
+        with pytest.raises(BadInput, match="pipedream-2019"):
+            make_plan(blocks(), flat(4), dataclasses.replace(options, cost_model="pipedream-2019"), command="x")
