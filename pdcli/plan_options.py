@@ -21,6 +21,8 @@ COST_MODELS = ("measured", "pipedream-2019")
 _OPTIONS = (
     click.option("--policy", type=click.Choice(POLICIES), default="stash", show_default=True,
                  help="Which weights a microbatch sees. auto: the fastest of flush, 2bw and stash, the less stale where they are close."),
+    click.option("--microbatch-size", type=options.COUNT,
+                 help="Samples in a microbatch, one of those in the profile.  [default: the fastest]"),
     click.option("--batch-microbatches", type=options.COUNT,
                  help="Microbatches between two updates.  [default: as few as the replicas allow; flush: 4 a device]"),
     click.option("--recompute", type=click.Choice(("auto", "never", "always")), default="auto", show_default=True,

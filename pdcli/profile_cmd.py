@@ -24,14 +24,15 @@ HEAVIEST = 12  # layers shown
 @click.argument("job", metavar="JOB")
 @options.settings
 @click.option("-o", "--output", default="profile.json", show_default=True, help="File to write.")
-@click.option("--microbatch-size", type=options.COUNT, help="Samples in a microbatch.  [default: the job's]")
+@click.option("--microbatch-size", "microbatch_sizes", metavar="N[,N...]",
+              help="Samples in a microbatch; of several, plan chooses.  [default: the job's]")
 @click.option("--repeats", type=options.COUNT, default=10, show_default=True,
               help="Measurements of each layer; their median counts.")
 @options.threads
 @options.seed
 @options.common
 @click.pass_context
-def command(context: click.Context, out: Output, job: str, settings: tuple[str, ...], output: str, microbatch_size: int | None,
+def command(context: click.Context, out: Output, job: str, settings: tuple[str, ...], output: str, microbatch_sizes: str | None,
             repeats: int, threads: int | None, seed: int) -> None:
     """Measure every layer of JOB on this device and write a profile.
 
@@ -41,6 +42,7 @@ def command(context: click.Context, out: Output, job: str, settings: tuple[str, 
     from planner.spec.profile import JobReference
 
     reference = JobReference(job, options.parse_settings(settings))
+    sizes = parse_sizes(microbatch_sizes)
 
     with interrupts_deferred():
         from launcher.profiling.profile import profile_job
@@ -48,7 +50,7 @@ def command(context: click.Context, out: Output, job: str, settings: tuple[str, 
         from planner.spec.files import write_document
 
     with out.progress() as progress, folder_kept():
-        profile = profile_job(reference, microbatch_size=microbatch_size, repeats=repeats, threads=threads, seed=seed,
+        profile = profile_job(reference, microbatch_sizes=sizes, repeats=repeats, threads=threads, seed=seed,
                               command=options.command_line(context), on_progress=progress)
     write_document(profile, output)
     show(out, profile)
@@ -59,11 +61,31 @@ def command(context: click.Context, out: Output, job: str, settings: tuple[str, 
     out.json(message, next_command, {"profile": output, **totals(profile)})
 
 
+def parse_sizes(text: str | None) -> tuple[int, ...]:
+    """``4,8,16`` as numbers.
+
+    Raises:
+        BadInput: not whole numbers from 1 to 1e9, or one twice.
+    """
+    from planner.spec.errors import BadInput
+
+    parts = [] if text is None else [part.strip() for part in text.split(",")]
+    for part in parts:
+        if not (part.isascii() and part.isdigit() and len(part) <= 9 and int(part) >= 1):
+            raise BadInput(f"--microbatch-size {text}: {part!r} is not a whole number from 1",
+                           hint="write for example --microbatch-size 4,8,16", code="usage")
+    sizes = tuple(int(part) for part in parts)
+    if len(set(sizes)) < len(sizes):
+        raise BadInput(f"--microbatch-size {text} has a size twice", hint="give each size once", code="usage")
+    return sizes
+
+
 def totals(profile: Profile) -> dict[str, Any]:
     """The sums of the layers, and the whole model's step measured uncut."""
     measured = profile.measured
     return {
         "model": profile.model, "device": profile.device.name, "microbatch_size": profile.microbatch_size,
+        "microbatch_sizes": list(profile.sizes),
         "layers": len(profile.layers),
         "parameter_bytes": sum(layer.parameter_bytes for layer in profile.layers) - sum(
             tied.parameter_bytes * (len(tied.layers) - 1) for tied in profile.tied),
@@ -104,3 +126,8 @@ def show(out: Output, profile: Profile) -> None:
                  f"update {format_duration_us(measured.update_us)}")
         if step_us > 0:
             out.text(f"the layers' forward and backward add up to {whole_us / step_us:.1%} of the whole step, measured uncut")
+    for other in profile.other_sizes:
+        both_us = sum(layer.forward_us + layer.backward_us for layer in other.layers)
+        out.text(f"microbatches of {other.microbatch_size}: {format_duration_us(both_us)} for all layers, "
+                 f"{format_duration_us(both_us / other.microbatch_size)} a sample "
+                 f"({format_duration_us(whole_us / profile.microbatch_size)} with {profile.microbatch_size})")

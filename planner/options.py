@@ -23,11 +23,13 @@ Objective = Literal["throughput", "devices", "memory"]
 class PlanOptions:
     """What the user fixes; None leaves it to the planner. ``devices`` and ``max_replicas`` are upper limits.
 
+    ``microbatch_size`` is one that was measured.
     ``extra_in_flight`` are microbatches more per link than the least depth has. ``pins`` are (layer, stage); the
     layers of each group of ``together`` share a stage. ``samples_per_s`` is what a plan must reach at least.
     """
 
     policy: Policy | Literal["auto"] = "stash"
+    microbatch_size: int | None = None
     batch_microbatches: int | None = None
     stages: int | None = None
     max_replicas: int | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from dataclasses import replace
@@ -45,14 +46,15 @@ def make_plan(profile: Profile, cluster: Cluster, options: PlanOptions, *, comma
     refused: Infeasible | None = None
     start = time.monotonic()
     policies = AUTO if options.policy == "auto" else (options.policy,)
-    for number, policy in enumerate(policies, 1):
-        deadline = None if options.time_limit_s is None else start + options.time_limit_s * number / len(policies)
+    ways = list(itertools.product(policies, _sizes(profile, options)))
+    for number, (policy, size) in enumerate(ways, 1):
+        deadline = None if options.time_limit_s is None else start + options.time_limit_s * number / len(ways)
         try:
-            plan = _plan(profile, cluster, replace(options, policy=policy), command, deadline)
+            plan = _plan(profile, size, cluster, replace(options, policy=policy), command, deadline)
         except Infeasible as error:
             refused = refused or error
             continue
-        if chosen is None or _seconds(plan) * CLOSE < _seconds(chosen):
+        if chosen is None or _sample_us(plan) * (1 if plan.policy == chosen.policy else CLOSE) < _sample_us(chosen):
             chosen = plan
     if chosen is None:
         assert refused is not None
@@ -60,11 +62,23 @@ def make_plan(profile: Profile, cluster: Cluster, options: PlanOptions, *, comma
     return chosen
 
 
-def _seconds(plan: Plan) -> float:
-    return plan.predicted.microbatch_us if plan.predicted.simulated_us is None else plan.predicted.simulated_us
+def _sizes(profile: Profile, options: PlanOptions) -> tuple[int, ...]:
+    """Microbatch sizes to plan for."""
+    if options.microbatch_size is None:
+        return profile.sizes
+    if options.microbatch_size not in profile.sizes:
+        raise BadInput(f"--microbatch-size {options.microbatch_size} is asked, measured were {', '.join(map(str, profile.sizes))}",
+                       hint=f"profile the job with --microbatch-size {options.microbatch_size} too")
+    return (options.microbatch_size,)
 
 
-def _plan(profile: Profile, cluster: Cluster, options: PlanOptions, command: str, deadline: float | None) -> Plan:
+def _sample_us(plan: Plan) -> float:
+    predicted = plan.predicted
+    return (predicted.microbatch_us if predicted.simulated_us is None else predicted.simulated_us) / plan.microbatch_size
+
+
+def _plan(whole: Profile, microbatch_size: int, cluster: Cluster, options: PlanOptions, command: str, deadline: float | None) -> Plan:
+    profile = whole.at(microbatch_size)
     chain, topology = chain_of(kept_together(profile, options)), Topology(cluster)
     problem = problem_of(chain, topology, options)
     least_us = math.inf if options.samples_per_s is None else profile.microbatch_size * 1e6 / options.samples_per_s
@@ -80,7 +94,7 @@ def _plan(profile: Profile, cluster: Cluster, options: PlanOptions, command: str
         model=profile.model,
         job=profile.job,
         fingerprint=profile.fingerprint,
-        profile_digest=digest(profile),
+        profile_digest=digest(whole),
         estimated=profile.estimated,
         microbatch_size=profile.microbatch_size,
         policy=problem.policy,
@@ -97,7 +111,7 @@ def _plan(profile: Profile, cluster: Cluster, options: PlanOptions, command: str
     def evaluated(in_flight: tuple[int, ...]) -> Evaluation:
         return evaluate(chain, within.topology, problem.policy, found.stages, found.batch_microbatches, in_flight)
 
-    return with_depth(plan, profile, evaluated, options.extra_in_flight)
+    return with_depth(plan, whole, evaluated, options.extra_in_flight)
 
 
 def _plan_2019(profile: Profile, cluster: Cluster, options: PlanOptions, command: str) -> Plan:

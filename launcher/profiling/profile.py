@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 from torch.fx import Node
@@ -22,20 +22,20 @@ from launcher.profiling.links import measure_link
 from launcher.profiling.measure import Times, measure_times
 from launcher.profiling.memory import LayerMemory, measure_memory, storage_bytes
 from planner.spec.errors import BadInput
-from planner.spec.profile import Device, JobReference, Layer, Profile, Tensor, TiedParameter
+from planner.spec.profile import AtSize, Device, JobReference, Layer, Profile, Tensor, TiedParameter
 
 __all__ = ["edges_of", "profile_job"]
 
 OnProgress = Callable[[str, int, int], None]
 
 
-def profile_job(reference: JobReference, *, microbatch_size: int | None = None, repeats: int = 10, threads: int | None = None,
+def profile_job(reference: JobReference, *, microbatch_sizes: Sequence[int] = (), repeats: int = 10, threads: int | None = None,
                 seed: int = 0, command: str = "", on_progress: OnProgress | None = None) -> Profile:
     """Profile the job that ``reference`` names on this machine's device.
 
     Args:
         reference: The job.
-        microbatch_size: Samples of a microbatch; the job's own when None.
+        microbatch_sizes: Samples of a microbatch, measured one after the other; the job's own when empty.
         repeats: Measured steps.
         threads: Threads one CPU worker computes with; 1 when None.
         seed: For initial weights, data order and dropout masks.
@@ -52,25 +52,35 @@ def profile_job(reference: JobReference, *, microbatch_size: int | None = None, 
     before = torch.get_num_threads()
     devices.set_threads(device.threads)
     try:
-        job = _with_size(load_job(reference, seed=seed), microbatch_size)
+        loaded = load_job(reference, seed=seed)
+        jobs = [_with_size(loaded, size) for size in microbatch_sizes] or [loaded]
         with explain("moving the model to the device"):
-            job.model.to(devices.torch_device())
-        report("capturing the model", 0, 1)
-        captured = capture_training(job)
-        report("capturing the model", 1, 1)
+            loaded.model.to(devices.torch_device())
+        captures = []
+        for done, job in enumerate(jobs):
+            report("capturing the model", done, len(jobs))
+            captures.append(capture_training(job))
+        report("capturing the model", len(jobs), len(jobs))
         report("measuring the link between two workers", 0, 1)  # starts processes: after everything that a bad job fails at
         bandwidth_bytes_per_s, latency_us = measure_link()
         device = dataclasses.replace(device, link_bandwidth_bytes_per_s=bandwidth_bytes_per_s, link_latency_us=latency_us)
         report("measuring the link between two workers", 1, 1)
         with contextlib.redirect_stdout(sys.stderr):
-            return _measure(job, captured, reference, device, repeats, seed, command, report)
+            measured = [_measure(job, captured, reference, device, repeats, seed, command, _of_size(report, job, len(jobs)))
+                        for job, captured in zip(jobs, captures, strict=True)]
+        return dataclasses.replace(measured[0], other_sizes=tuple(
+            AtSize(one.microbatch_size, one.fingerprint, one.measured, one.layers, one.tensors) for one in measured[1:]))
     finally:
         devices.set_threads(before)
 
 
-def _with_size(job: Job, microbatch_size: int | None) -> Job:
-    if microbatch_size is None:
-        return job
+def _of_size(report: OnProgress, job: Job, sizes: int) -> OnProgress:
+    """Say which microbatch size it is about, where there are several."""
+    suffix = f", microbatches of {job.microbatch_size}" if sizes > 1 else ""
+    return lambda what, done, total: report(what + suffix, done, total)
+
+
+def _with_size(job: Job, microbatch_size: int) -> Job:
     samples = len(job.train_data)
     if not 1 <= microbatch_size <= samples:
         raise BadInput(f"a microbatch of {microbatch_size} samples, and train_data has {samples}", hint=f"use 1 to {samples}")

@@ -53,6 +53,8 @@ def workload_of(plan: Plan, profile: Profile | None = None) -> Workload:
             f"the plan was made from the profile with digest {plan.profile_digest[:12]}, this one has {digest(profile)[:12]}",
             hint="give the profile that the plan was made from, or plan again",
         )
+    if profile is not None:
+        profile = profile.at(plan.microbatch_size)
     if profile is None:
         shares = [1 / 3] * len(plan.stages)
         sent = [(size, size) for size in _cut_bytes_of_loads(plan)]

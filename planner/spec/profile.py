@@ -6,12 +6,13 @@ byte count is for one microbatch, except ``update_us`` and ``copy_us``, which ar
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
+from planner.spec.errors import InvalidValue
 from planner.spec.files import require
 
-__all__ = ["Device", "JobReference", "Layer", "Measured", "Profile", "Tensor", "TiedParameter"]
+__all__ = ["AtSize", "Device", "JobReference", "Layer", "Measured", "Profile", "Tensor", "TiedParameter"]
 
 
 @dataclass(frozen=True)
@@ -122,11 +123,25 @@ class Measured:
 
 
 @dataclass(frozen=True)
+class AtSize:
+    """The same model measured at another microbatch size: the fields of :class:`Profile` that differ."""
+
+    microbatch_size: int
+    fingerprint: str
+    measured: Measured | None
+    layers: tuple[Layer, ...]
+    tensors: tuple[Tensor, ...]
+
+
+@dataclass(frozen=True)
 class Profile:
-    """A profiled model. ``fingerprint`` names the captured graph, so that a plan refuses another one."""
+    """A profiled model. ``fingerprint`` names the captured graph, so that a plan refuses another one.
+
+    ``other_sizes`` has the same layers and tensors at other microbatch sizes, which a planner may choose from.
+    """
 
     FORMAT: ClassVar[str] = "pipedream-profile"
-    VERSION: ClassVar[int] = 1
+    VERSION: ClassVar[int] = 2
 
     model: str
     job: JobReference | None
@@ -139,6 +154,26 @@ class Profile:
     layers: tuple[Layer, ...]
     tensors: tuple[Tensor, ...]
     tied: tuple[TiedParameter, ...]
+    other_sizes: tuple[AtSize, ...] = ()
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Every microbatch size that was measured, its own first."""
+        return (self.microbatch_size, *(other.microbatch_size for other in self.other_sizes))
+
+    def at(self, microbatch_size: int) -> Profile:
+        """The profile at one measured size, without the others.
+
+        Raises:
+            InvalidValue: the size is not in :attr:`sizes`.
+        """
+        if microbatch_size == self.microbatch_size:
+            return replace(self, other_sizes=())
+        for other in self.other_sizes:
+            if other.microbatch_size == microbatch_size:
+                return replace(self, microbatch_size=microbatch_size, fingerprint=other.fingerprint, measured=other.measured,
+                               layers=other.layers, tensors=other.tensors, other_sizes=())
+        raise InvalidValue(f"microbatches of {microbatch_size} were not measured", hint=f"measured: {', '.join(map(str, self.sizes))}")
 
     def __post_init__(self) -> None:
         require(1 <= self.microbatch_size < 1e12, f"microbatch_size {self.microbatch_size} is not between 1 and 1e12")
@@ -153,3 +188,12 @@ class Profile:
         for index, tied in enumerate(self.tied):
             inside = 0 <= tied.layers[0] and tied.layers[-1] < len(self.layers)
             require(inside, f"tied[{index}].layers {list(tied.layers)} are not among {len(self.layers)} layers")
+        require(len(set(self.sizes)) == len(self.sizes), f"microbatch sizes {list(self.sizes)} have one twice")
+        for index, other in enumerate(self.other_sizes):
+            alike = [layer.name for layer in other.layers] == [layer.name for layer in self.layers]
+            require(alike, f"other_sizes[{index}].layers are not the layers of microbatches of {self.microbatch_size}")
+            joined = [(tensor.source, tensor.consumers) for tensor in self.tensors]
+            require([(tensor.source, tensor.consumers) for tensor in other.tensors] == joined,
+                    f"other_sizes[{index}].tensors do not join the same layers as those of microbatches of {self.microbatch_size}")
+            require(1 <= other.microbatch_size < 1e12, f"other_sizes[{index}].microbatch_size {other.microbatch_size} "
+                    "is not between 1 and 1e12")

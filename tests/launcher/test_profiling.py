@@ -45,7 +45,7 @@ def profile(tmp_path_factory: pytest.TempPathFactory) -> Profile:
     path = tmp_path_factory.mktemp("job") / "small.py"
     path.write_text(JOB)
     seen: list[tuple[str, int, int]] = []
-    result = profile_job(JobReference(str(path), {"width": 16}), microbatch_size=5, repeats=3, command="pipedream profile small.py",
+    result = profile_job(JobReference(str(path), {"width": 16}), microbatch_sizes=(5, 10), repeats=3, command="pipedream profile small.py",
                          on_progress=lambda *step: seen.append(step))
     for stage in {stage for stage, _, _ in seen}:
         done = [(at, total) for name, at, total in seen if name == stage]
@@ -55,6 +55,9 @@ def profile(tmp_path_factory: pytest.TempPathFactory) -> Profile:
 
 def test_counts_of_a_small_model(profile: Profile, tmp_path: Path) -> None:
     assert [layer.name for layer in profile.layers] == ["0", "1", "2", "3", "loss"]
+    assert profile.sizes == (5, 10) and profile.at(10).fingerprint != profile.fingerprint
+    twice = [(layer.saved_bytes, profile.at(10).layers[index].saved_bytes) for index, layer in enumerate(profile.layers)]
+    assert all(small <= large <= 2 * small for small, large in twice) and any(large > small for small, large in twice)
     assert profile.microbatch_size == 5 and profile.job is not None and profile.job.settings == {"width": 16}
     parameters = [(6 * 16 + 16) * 4, 0, 2 * 16 * 4, 16 * 3 * 4, 0]
     assert [layer.parameter_bytes for layer in profile.layers] == parameters
@@ -83,7 +86,7 @@ def test_times_add_up(profile: Profile) -> None:
 def test_bad_arguments_are_explained(tmp_path: Path) -> None:
     path = tmp_path / "small.py"
     path.write_text(JOB)
-    for arguments, words in [({"microbatch_size": 21}, "21 samples, and train_data has 20"), ({"microbatch_size": 0}, "0 samples"),
+    for arguments, words in [({"microbatch_sizes": (21,)}, "21 samples, and train_data has 20"), ({"microbatch_sizes": (0,)}, "0 samples"),
                              ({"repeats": 0}, "0 repeats"), ({"threads": 10_000}, "10000 threads")]:
         with pytest.raises(BadInput, match=words) as caught:
             profile_job(JobReference(str(path), {}), **arguments)  # type: ignore[arg-type]

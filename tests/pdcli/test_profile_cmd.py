@@ -42,14 +42,14 @@ def test_options_reach_the_profiler_and_the_file_holds_its_command(run: Run, pro
                  "-o", "p.json")
     assert result.exit_code == 0
     command = "pipedream profile job.py:small --set width=8 --microbatch-size 4 --repeats 3 --threads 1 --seed 5"
-    assert profiler.given == {"reference": JobReference("job.py:small", {"width": 8}), "microbatch_size": 4, "repeats": 3, "threads": 1,
+    assert profiler.given == {"reference": JobReference("job.py:small", {"width": 8}), "microbatch_sizes": (4,), "repeats": 3, "threads": 1,
                               "seed": 5, "command": command}
     assert read_document(Profile, "p.json").command == command
 
 
 def test_defaults(run: Run, profiler: Profiler) -> None:
     run("profile", "job.py")
-    assert profiler.given["microbatch_size"] is None and profiler.given["threads"] is None and profiler.given["seed"] == 0
+    assert profiler.given["microbatch_sizes"] == () and profiler.given["threads"] is None and profiler.given["seed"] == 0
     assert profiler.given["command"] == "pipedream profile job.py"
     assert len(read_document(Profile, "profile.json").layers) == 20
 

@@ -12,9 +12,11 @@ from planner.simulation.depth import with_in_flight
 from planner.solve import make_plan
 from planner.spec.cluster import Cluster
 from planner.spec.errors import BadInput, Infeasible
+from planner.spec.files import digest
 from planner.spec.plan import Plan
-from planner.spec.profile import Profile, Tensor
+from planner.spec.profile import AtSize, Profile, Tensor
 from planner.spec.schedule import default_in_flight
+from planner.variants import with_microbatch_size
 from tests.planner.instances import flat, layer, profile, two_level
 
 
@@ -151,3 +153,49 @@ def test_what_the_original_cost_model_does_not_know_is_refused() -> None:
                     PlanOptions(recompute="always"), PlanOptions(stages=2)):
         with pytest.raises(BadInput, match="pipedream-2019"):
             make_plan(blocks(), flat(4), dataclasses.replace(options, cost_model="pipedream-2019"), command="x")
+
+
+def at_sizes(*sizes: int, fixed_us: float = 100.0) -> Profile:
+    """Eight layers that take ``fixed_us`` + 20 us a sample forward, and save 100 bytes a sample."""
+    def at(size: int) -> Profile:
+        layers = [layer(f"block{i}", forward_us=fixed_us + 20.0 * size, saved_bytes=100 * size, parameter_bytes=7) for i in range(8)]
+        one = profile(layers, [Tensor(f"x{i}", i, (i + 1,), 10 * size, 10 * size) for i in range(7)])
+        return dataclasses.replace(one, microbatch_size=size, fingerprint=f"of {size}")
+
+    others = tuple(AtSize(size, f"of {size}", None, at(size).layers, at(size).tensors) for size in sizes[1:])
+    return dataclasses.replace(at(sizes[0]), other_sizes=others)
+
+
+def test_the_microbatch_size_is_chosen_among_the_measured() -> None:
+    """Large microbatches use a device better; memory for 4 x 2 x 1600 bytes of activations has no room for them in four stages."""
+    model = at_sizes(8, 4, 16)
+    assert model.sizes == (8, 4, 16)
+    plan = plan_for(model, flat(4), stages=4)
+    assert (plan.microbatch_size, plan.fingerprint, plan.profile_digest) == (16, "of 16", digest(model))
+    assert plan.predicted.simulated_us == pytest.approx(2 * (100 + 20 * 16), rel=1e-3)
+    assert plan_for(model, flat(4), stages=4, microbatch_size=4).predicted.microbatch_us == 2 * (100 + 20 * 4)
+    tight = plan_for(model, flat(4, memory_bytes=4 * 2 * 800 + 3000), stages=4, recompute="never", max_replicas=1)
+    assert tight.microbatch_size == 8
+    with pytest.raises(BadInput, match="--microbatch-size 5 is asked, measured were 8, 4, 16"):
+        plan_for(model, flat(4), microbatch_size=5)
+
+
+def test_sizes_between_measured_ones_lie_on_a_line() -> None:
+    model = at_sizes(8, 4, 16)
+    for size in (1, 6, 12, 40):
+        found, expected = with_microbatch_size(model, size), at_sizes(size)
+        assert [layer.forward_us for layer in found.layers] == pytest.approx([layer.forward_us for layer in expected.layers])
+        assert [layer.saved_bytes for layer in found.layers] == [layer.saved_bytes for layer in expected.layers]
+        assert [tensor.forward_bytes for tensor in found.tensors] == [tensor.forward_bytes for tensor in expected.tensors]
+        assert found.estimated and found.sizes == (size,)
+    assert with_microbatch_size(model, 16) == model.at(16)
+    assert with_microbatch_size(at_sizes(8), 4).layers[0].forward_us == (100 + 160) / 2  # in proportion
+
+
+def test_sizes_of_another_model_are_refused() -> None:
+    model = at_sizes(8, 4)
+    (other,) = model.other_sizes
+    for wrong in (dataclasses.replace(other, layers=other.layers[1:]), dataclasses.replace(other, tensors=other.tensors[1:]),
+                  dataclasses.replace(other, microbatch_size=8)):
+        with pytest.raises(BadInput):
+            dataclasses.replace(model, other_sizes=(wrong,))
