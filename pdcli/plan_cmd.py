@@ -30,7 +30,7 @@ POLICIES = ("stash", "vertical", "2bw", "flush", "latest")
 @click.option("--inter-bandwidth", metavar="RATE", help="Link of each server to the others, such as 10Gbit/s.")
 @click.option("--memory", metavar="BYTES", help="Memory of each device, such as 16GB.  [default: the cluster's]")
 @click.option("--policy", type=click.Choice(POLICIES), default="stash", show_default=True,
-              help="Which weights a microbatch sees; train runs stash only so far.")
+              help="Which weights a microbatch sees.")
 @click.option("--batch-microbatches", type=options.COUNT,
               help="Microbatches between two updates.  [default: as few as the replicas allow]")
 @click.option("--stages", type=options.COUNT, help="Exactly so many stages.  [default: the fastest number]")
