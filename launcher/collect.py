@@ -83,7 +83,7 @@ def _stage(replicas: Sequence[Measurements], batch_microbatches: int) -> StageMe
     def mean(category: str) -> float:
         return math.fsum(one.mean_us(category) for one in replicas) / len(replicas)
 
-    forward_us, backward_us, update_us = mean("forward"), mean("backward"), mean("update")
+    forward_us, backward_us, update_us = mean("forward"), mean("backward") + mean("recompute"), mean("update")
     allreduce_us = min(one.mean_us("allreduce") for one in replicas)
     waited_ns = 0.0 + sum(one.totals_ns.get("wait", 0) for one in replicas)
     waited_ns += sum(max(0.0, one.mean_us("allreduce") - allreduce_us) * 1e3 * one.counts.get("allreduce", 0) for one in replicas)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 from launcher import devices
 from launcher.capture import Captured
 from launcher.data import MicrobatchSource
 from launcher.job import Job
-from launcher.runtime.policy import version_rule
 from planner.spec.errors import BadInput, Mismatch
 from planner.spec.plan import Plan
+from planner.spec.policies import POLICIES
 from planner.spec.schedule import Pipeline, validate
 
 __all__ = ["check_model", "check_schedule", "count_updates", "threads_per_worker"]
@@ -39,20 +40,16 @@ def threads_per_worker(plan: Plan, threads: int | None, oversubscribe: bool) -> 
 
 
 def check_schedule(plan: Plan, pipeline: Pipeline) -> None:
-    """Raise when the runtime cannot do what the plan says, or the plan's depths would deadlock."""
-    recomputed = [index for index, stage in enumerate(plan.stages) if stage.recompute]
-    if recomputed:
-        raise BadInput(f"stage {recomputed[0]} of the plan recomputes its activations, which cannot be run yet", hint="plan again",
-                       code="recompute")
-    version_rule(plan.policy, pipeline, 0)
+    """Raise :class:`BadInput` when the plan's policy does not allow its batches, or its depths would deadlock."""
+    POLICIES[plan.policy].check(pipeline)
     deepest = 2 * sum(pipeline.replicas)  # a stage that admits more than the workers there are waits for none
     in_flight = tuple(min(depth, deepest) for depth in pipeline.in_flight)
     depth = max(r * d for r, d in zip(pipeline.replicas, in_flight, strict=True))
     common = math.lcm(*pipeline.replicas)
     batch = min(pipeline.batch_microbatches, -(-4 * depth // common) * common)  # a longer batch repeats itself between two updates
     batches = min(pipeline.batches, 2 + 2 * -(-depth // batch))
-    validate(Pipeline(pipeline.replicas, in_flight, batch, batches, 1,
-                      pipeline.evaluate_at_end, min(pipeline.evaluation_microbatches, 2 * max(pipeline.replicas))))
+    validate(dataclasses.replace(pipeline, in_flight=in_flight, batch_microbatches=batch, batches=batches, evaluate_every=1,
+                                 evaluation_microbatches=min(pipeline.evaluation_microbatches, 2 * max(pipeline.replicas))))
 
 
 def check_model(plan: Plan, captured: Captured) -> None:

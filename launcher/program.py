@@ -30,7 +30,7 @@ class StageProgram:
     Called as ``module(*parameters, *buffers, *received, *inputs)``; returns a tuple, in the order of
     ``sent`` (every stage but the last) or ``results`` (the last: the loss first, then metrics).
     A tensor that only passes through this stage to a later one is both received and sent.
-    Buffers are updated in place (BatchNorm's running statistics).
+    Buffers may be updated in place (BatchNorm's running statistics); ``written`` says which.
     """
 
     module: torch.fx.GraphModule
@@ -40,3 +40,4 @@ class StageProgram:
     inputs: tuple[int, ...]  # positions among the flattened data tensors of a microbatch
     sent: tuple[Value, ...]
     results: tuple[str, ...]
+    written: tuple[str, ...] = ()  # the buffers, and the module's own constants, that it writes to

@@ -132,7 +132,7 @@ class Recorder(Observer):
         if self._file is not None:
             self._file.close()
             self._file = None
-        names = {"wait": "wait {}", "allreduce": "allreduce {}", "data": "data {}"}
+        names = {"wait": "wait {}", "allreduce": "allreduce {}", "data": "data {}", "recompute": "recompute {}"}
         spans = tuple((names.get(category, "{}").format(op), category, start, end) for op, category, start, end in self._spans)
         return Measurements(self._counts, self._totals_ns, self._intervals, self._intervals_ns, self.start_ns, time.monotonic_ns(),
                             peak_memory_bytes, spans)

@@ -87,6 +87,7 @@ def extract(captured: Captured, own: Iterable[Node], received: Sequence[Node], o
         inputs=tuple(order.index(node) - first_input for node in data),
         sent=() if last else tuple(values[node] for node in outputs),
         results=captured.results if last else (),
+        written=tuple(name for name in (*(owners[node] for node in state), *attributes) if name in captured.updated),
     )
 
 

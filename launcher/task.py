@@ -16,6 +16,7 @@ from launcher.runtime.channel import Worker
 from launcher.runtime.worker import Assignment
 from launcher.split import split
 from planner.spec.plan import Plan
+from planner.spec.policies import POLICIES
 from planner.spec.schedule import Pipeline
 
 __all__ = ["Programs", "Task", "assign", "capture_programs", "pipeline_of", "sized", "stage_state"]
@@ -42,6 +43,7 @@ def pipeline_of(plan: Plan, job: Job, updates: int, evaluate_every: int) -> Pipe
     return Pipeline(
         replicas=plan.replicas, in_flight=tuple(stage.in_flight for stage in plan.stages), batch_microbatches=plan.batch_microbatches,
         batches=updates, evaluate_every=evaluate_every, evaluate_at_end=bool(sizes), evaluation_microbatches=len(sizes),
+        flush=POLICIES[plan.policy].flushes,
     )
 
 
@@ -81,7 +83,7 @@ def assign(task: Task, job: Job, programs: Programs, worker: Worker, device: tor
         train_source=MicrobatchSource(job.train_data, plan.microbatch_size, job.shuffle, settings.seed, job.loader_processes),
         evaluation={size: split(captured, stages)[worker.stage] for size, captured in programs.evaluation.items()},
         evaluation_source=evaluation_source, evaluation_sizes=() if evaluation_source is None else evaluation_source.sizes, device=device,
-        averaged_buffers=tuple(name for name in program.buffers if name in programs.training.updated),
+        averaged_buffers=tuple(name for name in program.buffers if name in program.written), recompute=plan.stages[worker.stage].recompute,
     )
 
 

@@ -10,11 +10,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from planner.simulation.engine import Record, run
-from planner.simulation.memory import MemoryStep, memory_steps, version_of
+from planner.simulation.memory import MemoryStep, memory_steps
 from planner.simulation.steady import LinkUse, enough_batches, idle_share, link_uses, steady_batches, steady_us
 from planner.simulation.workload import workload_of
 from planner.spec.errors import BadInput
 from planner.spec.plan import Plan
+from planner.spec.policies import POLICIES
 from planner.spec.profile import Profile
 from planner.spec.schedule import Pipeline
 
@@ -65,7 +66,7 @@ class Simulation:
 def pipeline_of(plan: Plan, batches: int) -> Pipeline:
     """The schedule that the plan asks for, over ``batches`` batches."""
     return Pipeline(plan.replicas, tuple(stage.in_flight for stage in plan.stages), plan.batch_microbatches, batches,
-                    flush=plan.policy == "flush")
+                    flush=POLICIES[plan.policy].flushes)
 
 
 def simulate(plan: Plan, profile: Profile | None = None, batches: int | None = None) -> Simulation:
@@ -88,10 +89,9 @@ def simulate(plan: Plan, profile: Profile | None = None, batches: int | None = N
                        hint=f"give --batches at most {max(1, pipeline.batches * MOST_OPERATIONS // count)}")
     workload = workload_of(plan, profile)
     record = run(plan, pipeline, workload.stages)
-    version = version_of(plan, pipeline)
     workers = tuple(
         SimulatedWorker(k, i, device, idle_share(record.workers[k][i], pipeline), tuple(memory_steps(
-            plan, pipeline, k, record.workers[k][i], version, workload.stages[k - 1].activation_bytes if k else 0.0)))
+            plan, pipeline, k, record.workers[k][i], workload.stages[k - 1].activation_bytes if k else 0.0)))
         for k, stage in enumerate(plan.stages) for i, device in enumerate(stage.devices)
     )
     total_us = max(done[-1].end_us for stage in record.workers for done in stage)

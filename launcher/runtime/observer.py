@@ -19,7 +19,7 @@ class Observer:
         """The worker has what ``op`` needs and starts it."""
 
     def spent(self, op: Op, category: str, start_ns: int, end_ns: int) -> None:
-        """A part of ``op`` is over: forward, backward, update, allreduce, evaluate, data or wait."""
+        """A part of ``op`` is over: forward, recompute, backward, update, allreduce, evaluate, data or wait."""
 
     def updated(self, batch: int, loss: float | None) -> None:
         """The update after ``batch`` is done; ``loss`` is the batch's mean, known at the last stage."""

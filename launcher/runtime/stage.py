@@ -7,13 +7,14 @@ storage lives on only where autograd saved it.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from launcher.program import StageProgram, Value
+from launcher.runtime.recomputation import Recomputation
 from launcher.runtime.weights import Version, WeightVersions
 
 __all__ = ["Stage", "gradient_values", "owned", "storages"]
@@ -25,28 +26,39 @@ def gradient_values(values: Sequence[Value]) -> tuple[Value, ...]:
 
 
 @dataclass(frozen=True)
-class _Pending:
-    """What the backward of one microbatch needs beside the graph itself."""
+class _Graph:
+    """What autograd needs to go back through one microbatch."""
 
-    version: Version
     leaves: tuple[torch.Tensor, ...]  # received tensors whose gradient is sent back
     roots: tuple[GradientEdge | None, ...]  # of the sent tensors that get a gradient, or of the loss
     seed: torch.Tensor | None  # the loss's own gradient
+
+
+@dataclass
+class _Pending:
+    """A microbatch in flight: its graph, or what makes it again."""
+
+    version: Version
+    graph: _Graph | None
+    again: Callable[[], _Graph] | None
 
 
 class Stage:
     """One stage of the model with its weight versions and buffers.
 
     ``batch_microbatches`` divides the loss's gradient, so that the gradients of a batch's microbatches
-    (over all replicas) sum to the gradient of their mean loss.
+    (over all replicas) sum to the gradient of their mean loss. With ``recompute`` a microbatch in flight
+    keeps its inputs and no graph.
     """
 
-    def __init__(self, program: StageProgram, weights: WeightVersions, buffers: Sequence[torch.Tensor], batch_microbatches: int) -> None:
+    def __init__(self, program: StageProgram, weights: WeightVersions, buffers: Sequence[torch.Tensor], batch_microbatches: int, *,
+                 recompute: bool = False) -> None:
         self.program = program
         self.weights = weights
         self.buffers = tuple(buffers)
         self.last = not program.sent
         self._loss_gradient = 1.0 / batch_microbatches
+        self._recompute = recompute
         self._pending: dict[int, _Pending] = {}
         self._buffer_storages = storages(buffers)
 
@@ -63,20 +75,33 @@ class Stage:
         microbatch's :meth:`backward`.
         """
         used = self.weights.begin(version)
-        leaves = []
+        again = Recomputation(self.program, self.buffers, received, inputs) if self._recompute else None
         for value, tensor in zip(self.program.received, received, strict=True):
             if value.requires_grad:
-                leaves.append(tensor.requires_grad_())
-        with torch.enable_grad():
+                tensor.requires_grad_()
+        with torch.enable_grad():  # also where the graph is not kept: what an operation runs may depend on it
             outputs = self.program.module(*used.leaves, *self.buffers, *received, *inputs)
+        if again is None:
+            self._pending[microbatch] = _Pending(used, self._graph(received, outputs), None)
+        else:
+            self._pending[microbatch] = _Pending(used, None, lambda: self._graph(received, again.run(used.leaves)))
+        return tuple(owned(output, used.storages | self._buffer_storages) for output in outputs)
+
+    def _graph(self, received: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> _Graph:
+        leaves = tuple(tensor for value, tensor in zip(self.program.received, received, strict=True) if value.requires_grad)
         if self.last:
-            rooted = outputs[:1]
+            rooted = tuple(outputs[:1])
         else:
             rooted = tuple(output for value, output in zip(self.program.sent, outputs, strict=True) if value.requires_grad)
         roots = tuple(get_gradient_edge(output) if output.requires_grad else None for output in rooted)
         seed = torch.full_like(outputs[0], self._loss_gradient, requires_grad=False) if self.last else None
-        self._pending[microbatch] = _Pending(used, tuple(leaves), roots, seed)
-        return tuple(owned(output, used.storages | self._buffer_storages) for output in outputs)
+        return _Graph(leaves, roots, seed)
+
+    def recompute(self, microbatch: int) -> None:
+        """Make the microbatch's graph again where it was not kept; it needs no gradient for that yet."""
+        pending = self._pending[microbatch]
+        if pending.again is not None:
+            pending.graph, pending.again = pending.again(), None
 
     def backward(self, microbatch: int, gradients: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         """Gradients of the received values that require one, contiguous; zeros where nothing used a value.
@@ -84,15 +109,18 @@ class Stage:
         ``gradients`` are those of the sent values that require one; none at the last stage. The
         weights' gradients are added to those of the batch.
         """
+        self.recompute(microbatch)
         pending = self._pending.pop(microbatch)
-        arrived = gradients if pending.seed is None else (pending.seed,)
-        pairs = [(root, gradient) for root, gradient in zip(pending.roots, arrived, strict=True) if root is not None]
+        graph = pending.graph
+        assert graph is not None  # kept or made again
+        arrived = gradients if graph.seed is None else (graph.seed,)
+        pairs = [(root, gradient) for root, gradient in zip(graph.roots, arrived, strict=True) if root is not None]
         if pairs:
             self.weights.lend_gradients(pending.version)
             torch.autograd.backward([root for root, _ in pairs], [gradient for _, gradient in pairs])
             self.weights.take_gradients(pending.version)
         self.weights.end(pending.version)
-        return tuple(torch.zeros_like(leaf) if leaf.grad is None else leaf.grad.contiguous() for leaf in pending.leaves)
+        return tuple(torch.zeros_like(leaf) if leaf.grad is None else leaf.grad.contiguous() for leaf in graph.leaves)
 
 
 def owned(output: torch.Tensor, changing: Collection[int]) -> torch.Tensor:

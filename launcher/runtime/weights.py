@@ -14,6 +14,9 @@ Two shortcuts would be wrong. Stepping in place under a pending backward changes
 saved (``.data`` hides it from the version counter, so nothing is raised and gradients are off).
 Leaves made with ``detach()`` share that counter, so every in-place step would make an innocent
 backward raise. Moving the masters with ``master.data = other`` is safe because no graph holds them.
+
+The first of the two is what the policy ``latest`` is for: with ``overwrites`` the masters always step in
+place, and pending backwards read the weights of that moment, unnoticed by autograd.
 """
 
 from __future__ import annotations
@@ -42,11 +45,13 @@ class WeightVersions:
     """The versions a stage holds, from the oldest that is needed to the newest.
 
     ``masters`` are the stage's parameters in the order its program takes them. Frozen ones
-    (``requires_grad`` false) are shared by every version and never copied.
+    (``requires_grad`` false) are shared by every version and never copied. With ``overwrites`` only the
+    newest version exists, and microbatches in flight see every update.
     """
 
-    def __init__(self, masters: Sequence[nn.Parameter]) -> None:
+    def __init__(self, masters: Sequence[nn.Parameter], *, overwrites: bool = False) -> None:
         self.masters = tuple(masters)
+        self._overwrites = overwrites
         self.trainable = tuple(master for master in masters if master.requires_grad)
         self.newest = 0
         self._held = {0: Version(0, self.masters)}
@@ -101,7 +106,7 @@ class WeightVersions:
         """
         self.discard(keep_from)
         current = self._held[self.newest]
-        if current.in_flight > 0 or self.newest >= keep_from:
+        if not self._overwrites and (current.in_flight > 0 or self.newest >= keep_from):
             self._move_masters()
         else:
             del self._held[self.newest]  # its storage stays with the masters

@@ -20,12 +20,12 @@ from launcher.runtime.channel import Transport, Worker
 from launcher.runtime.evaluation import Evaluation
 from launcher.runtime.links import Links
 from launcher.runtime.observer import Observer
-from launcher.runtime.policy import version_rule
 from launcher.runtime.replicas import GradientReduction, averaged_buffers, sum_over_replicas
 from launcher.runtime.source import Source
 from launcher.runtime.stage import Stage
 from launcher.runtime.weights import WeightVersions
 from planner.spec.plan import Policy
+from planner.spec.policies import POLICIES
 from planner.spec.schedule import Op, Pipeline, operations
 
 __all__ = ["Assignment", "Keyed", "OptimizerFactory", "StageWorker"]
@@ -50,6 +50,7 @@ class Assignment:
     evaluation_source: Source | None = None
     evaluation_sizes: tuple[int, ...] = ()  # samples of each evaluation microbatch
     averaged_buffers: tuple[str, ...] = ()
+    recompute: bool = False  # keep a microbatch's inputs only, and run its forward again for the backward
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
 
 
@@ -66,27 +67,32 @@ class StageWorker:
         optimizer: OptimizerFactory, transport: Transport, observer: Observer | None = None,
         keyed: Keyed = lambda microbatch: nullcontext(),
     ) -> None:
-        self._pipeline, self._worker, self._device = assignment.pipeline, assignment.worker, assignment.device
+        self._pipeline, self._device = assignment.pipeline, assignment.device
+        self.worker = assignment.worker
         program = assignment.program
         self._last = assignment.worker.stage == len(self._pipeline.replicas) - 1
         self._program, self._buffers, self._averaged = program, dict(buffers), assignment.averaged_buffers
-        self.weights = WeightVersions([parameters[name] for name in program.parameters])
-        self._stage = Stage(program, self.weights, [buffers[name] for name in program.buffers], self._pipeline.batch_microbatches)
+        policy = POLICIES[assignment.policy]
+        policy.check(self._pipeline)
+        self._rule = policy.version_rule(self._pipeline)
+        self._recomputes = assignment.recompute
+        self.weights = WeightVersions([parameters[name] for name in program.parameters], overwrites=policy.overwrites)
+        self._stage = Stage(program, self.weights, [buffers[name] for name in program.buffers], self._pipeline.batch_microbatches,
+                            recompute=assignment.recompute)
         self._optimizer = make_optimizer(optimizer, self.weights.masters) if self.weights.trainable else None
-        self._rule = version_rule(assignment.policy, self._pipeline, self._worker.stage)
-        self._reducer = transport.reducer(self._worker.stage)
+        self._reducer = transport.reducer(self.worker.stage)
         self._reduce = GradientReduction(self._reducer)
         self._observer = observer or Observer()
         self._keyed = keyed
-        self._links = Links(self._pipeline, self._worker, program, assignment.evaluation, assignment.evaluation_sizes, transport)
-        self._replica_step = self._pipeline.replicas[self._worker.stage]
-        self._next_forward = self._worker.replica
+        self._links = Links(self._pipeline, self.worker, program, assignment.evaluation, assignment.evaluation_sizes, transport)
+        self._replica_step = self._pipeline.replicas[self.worker.stage]
+        self._next_forward = self.worker.replica
         self._inputs = assignment.train_source.iterate(
-            range(self._worker.replica, self._pipeline.microbatches, self._replica_step), program.inputs)
+            range(self.worker.replica, self._pipeline.microbatches, self._replica_step), program.inputs)
         self._losses: dict[int, torch.Tensor] = {}  # by microbatch: more than one batch's may be in flight
         self._evaluation: Evaluation | None = None
         if self._pipeline.evaluation_microbatches and assignment.evaluation_source is not None:
-            indices = range(self._worker.replica, self._pipeline.evaluation_microbatches, self._replica_step)
+            indices = range(self.worker.replica, self._pipeline.evaluation_microbatches, self._replica_step)
             self._evaluation = Evaluation(
                 assignment.evaluation, assignment.evaluation_sizes, indices, assignment.evaluation_source, self._reducer,
                 parameters, buffers, assignment.averaged_buffers, self._device)
@@ -100,7 +106,7 @@ class StageWorker:
             Exception: whatever the user's model, data or optimizer raised.
         """
         steps = {"F": self._forward, "B": self._backward, "U": self._update, "E": self._evaluate}
-        for op in operations(self._pipeline, *self._worker):
+        for op in operations(self._pipeline, *self.worker):
             steps[op.kind](op)
         self._links.flush()
 
@@ -127,10 +133,16 @@ class StageWorker:
         self._observer.spent(op, "forward", ready, time.monotonic_ns())
 
     def _backward(self, op: Op) -> None:
+        if self._recomputes:  # while the gradients are on their way
+            start = time.monotonic_ns()
+            self._observer.running(op)
+            with self._keyed(op.index):
+                self._stage.recompute(op.index)
+            self._observer.spent(op, "recompute", start, time.monotonic_ns())
         gradients = self._await(op, self._links.receive_gradients)
         start = time.monotonic_ns()
         results = self._stage.backward(op.index, gradients)
-        self.weights.discard(self._rule(self._next_forward, self.weights.newest))
+        self.weights.discard(self._needed_from(self.weights.newest))
         self._links.send_gradients(op.index, results)
         self._observer.spent(op, "backward", start, time.monotonic_ns())
 
@@ -146,7 +158,7 @@ class StageWorker:
         self._reduce(self.weights.trainable)
         reduced = time.monotonic_ns()
         self._observer.running(op)
-        self.weights.advance(self._optimizer_step, self._rule(self._next_forward, self.weights.newest + 1))
+        self.weights.advance(self._optimizer_step, self._needed_from(self.weights.newest + 1))
         if self._reducer.size > 1:
             self._observer.spent(op, "allreduce", start, reduced)
         self._observer.spent(op, "update", reduced, time.monotonic_ns())
@@ -155,6 +167,10 @@ class StageWorker:
             self._evaluated_batch = op.index
             self._evaluation.begin()
             self._finish_evaluation()
+
+    def _needed_from(self, newest: int) -> int:
+        """The oldest version that a forward still to come uses, with ``newest`` updates done."""
+        return self._rule(self._next_forward, newest) if self._next_forward < self._pipeline.microbatches else newest
 
     def _optimizer_step(self) -> None:
         if self._optimizer is not None:

@@ -7,24 +7,22 @@ microbatch in flight, or one still to come, uses it; the newest always lives::
     stash, 3 in flight    F0 F1 F2 B0 U0 F3 B1 U1 F4 ...
     versions in use       0  0  0  0  0  0,1    0,1,2
 
-``stash`` and ``latest`` take the newest version at the forward, ``vertical`` the one that the microbatch
-met at stage 0, ``2bw`` version ``max(m // A - 1, 0)``; ``latest`` and ``flush`` keep one version only.
+Which version a microbatch uses is the policy's rule (:mod:`planner.spec.policies`); ``latest`` keeps one only.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from planner.memory import live_versions
 from planner.simulation.engine import Done
 from planner.spec.plan import Plan
-from planner.spec.schedule import Pipeline, operations
+from planner.spec.policies import POLICIES
+from planner.spec.schedule import Pipeline
 
-__all__ = ["MemoryStep", "VersionOf", "memory_steps", "version_of"]
-
-VersionOf = Callable[[int, int], int]  # (microbatch, newest at its forward) -> version
+__all__ = ["MemoryStep", "memory_steps"]
 
 
 class MemoryStep(NamedTuple):
@@ -36,30 +34,7 @@ class MemoryStep(NamedTuple):
     total_bytes: float
 
 
-def version_of(plan: Plan, pipeline: Pipeline) -> VersionOf:
-    """Which version a microbatch uses, by the plan's policy."""
-    if plan.policy == "2bw":
-        return lambda microbatch, newest: max(microbatch // pipeline.batch_microbatches - 1, 0)
-    if plan.policy == "vertical":
-        met = _met_at_stage_0(pipeline)
-        return lambda microbatch, newest: met[microbatch]
-    return lambda microbatch, newest: newest
-
-
-def _met_at_stage_0(pipeline: Pipeline) -> list[int]:
-    """The version of each microbatch at stage 0, from its schedule alone."""
-    met = [0] * pipeline.microbatches
-    for replica in range(pipeline.replicas[0]):
-        newest = 0
-        for op in operations(pipeline, 0, replica):
-            if op.kind == "F":
-                met[op.index] = newest
-            elif op.kind == "U":
-                newest += 1
-    return met
-
-
-def memory_steps(plan: Plan, pipeline: Pipeline, stage: int, done: Sequence[Done], version: VersionOf,
+def memory_steps(plan: Plan, pipeline: Pipeline, stage: int, done: Sequence[Done],
                  input_bytes: float) -> list[MemoryStep]:
     """Every change of one worker's memory; ``input_bytes`` is what it receives for one microbatch.
 
@@ -76,12 +51,13 @@ def memory_steps(plan: Plan, pipeline: Pipeline, stage: int, done: Sequence[Done
         recomputed = max(0.0, memory.activations_bytes - held * depth)
     else:
         held, recomputed = memory.activations_bytes / depth, 0.0
-    keeps_versions = plan.policy in ("stash", "vertical", "2bw")
+    policy = POLICIES[plan.policy]
+    version = policy.version_rule(pipeline)
     in_use: deque[int] = deque()  # versions of the microbatches in flight
     newest, steps = 0, []
 
     def note(time_us: float, oldest: int, running: float = 0.0) -> None:
-        versions = newest - oldest + 1 if keeps_versions else 1
+        versions = 1 if policy.overwrites else newest - oldest + 1
         steps.append(MemoryStep(time_us, versions, len(in_use), fixed + versions * one_version + held * len(in_use) + running))
 
     coming = [entry.op for entry in done if entry.op.kind == "F"]

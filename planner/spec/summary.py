@@ -12,7 +12,7 @@ __all__ = ["Evaluation", "StageMeasurement", "Summary"]
 class StageMeasurement:
     """Mean times of one stage's replicas over the steady part of the run.
 
-    ``forward_us`` and ``backward_us`` are per microbatch the replica ran, ``update_us`` and
+    ``forward_us`` and ``backward_us`` (with what it recomputed) are per microbatch the replica ran, ``update_us`` and
     ``allreduce_us`` per update. ``microbatch_us`` puts them together per microbatch of the whole
     pipeline, as the plan's prediction does. ``idle_share`` is the share of time spent waiting.
     ``peak_memory_bytes`` is the most that training held on one replica; on a CPU without what the

@@ -19,7 +19,7 @@ class Span:
     stage: int
     replica: int
     name: str  # the operation's text ("2B17"), or "wait 2B17"
-    category: str  # forward, backward, update, evaluate, wait
+    category: str  # forward, recompute, backward, update, allreduce, evaluate, data or wait
     start_us: float
     duration_us: float
 

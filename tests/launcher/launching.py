@@ -9,7 +9,7 @@ from pathlib import Path
 from launcher.capture import Captured, capture_training
 from launcher.load import load_job
 from planner.spec.cluster import Cluster, DeviceType, Link, Node
-from planner.spec.plan import Memory, Plan, Prediction, SolverReport, StagePlan, StagePrediction
+from planner.spec.plan import Memory, Plan, Policy, Prediction, SolverReport, StagePlan, StagePrediction
 from planner.spec.profile import JobReference
 from planner.spec.schedule import default_in_flight
 
@@ -96,19 +96,21 @@ def even_cut(layers: Sequence[str], stages: int) -> list[tuple[str, ...]]:
 
 
 def make_plan(reference: JobReference, replicas: Sequence[int], *, captured: Captured | None = None, batch: int | None = None,
-              cut: Sequence[Sequence[str]] | None = None, microbatch_size: int = 4) -> Plan:
-    """A plan as the planner would write it, with predictions of no meaning."""
+              cut: Sequence[Sequence[str]] | None = None, microbatch_size: int = 4, policy: Policy = "stash", extra_per_link: int = 0,
+              recompute: Sequence[bool] = ()) -> Plan:
+    """A plan as the planner would write it, with predictions of no meaning; no stage recomputes unless ``recompute`` says so."""
     captured = captured or capture(reference)
     parts = list(cut) if cut is not None else even_cut(list(captured.layers), len(replicas))
     devices = iter(f"device{index}" for index in range(sum(replicas)))
-    depths = default_in_flight(tuple(replicas))
-    stages = tuple(StagePlan(tuple(part), tuple(next(devices) for _ in range(r)), depth, False)
-                   for part, r, depth in zip(parts, replicas, depths, strict=True))
+    depths = default_in_flight(tuple(replicas), extra_per_link)
+    again = tuple(recompute) or (False,) * len(parts)
+    stages = tuple(StagePlan(tuple(part), tuple(next(devices) for _ in range(r)), depth, recomputes)
+                   for part, r, depth, recomputes in zip(parts, replicas, depths, again, strict=True))
     prediction = StagePrediction(1.0, 0.0, 0.0, 0.0, Memory(0, 0, 0, 0, 0), None)
     cluster = Cluster("test", (DeviceType("cpu", 1.0, None),), (Node("device", sum(replicas), Link(1e9, 10.0), "cpu", ()),))
     return Plan(
         command="test", model="test", job=reference, fingerprint=captured.fingerprint, profile_digest="", estimated=False,
-        microbatch_size=microbatch_size, policy="stash", batch_microbatches=batch or lcm(*replicas), stages=stages,
+        microbatch_size=microbatch_size, policy=policy, batch_microbatches=batch or lcm(*replicas), stages=stages,
         predicted=Prediction(1.0, None, "stage 0", tuple(prediction for _ in stages), (), ()),
         solver=SolverReport("test", "feasible", 0.0, 1.0, ""), cluster=cluster,
     )

@@ -1,14 +1,17 @@
-"""The stash rule, simulated on the plain uncut model: the oracle that the runtime is held against.
+"""Every weight policy, simulated on the plain uncut model: the oracle that the runtime is held against.
 
-Nothing of the runtime, the schedule generator or the stage programs is used. Which version a stage
-uses for a microbatch is a closed form: replica i of stage k (of r_k) runs microbatches i, i + r_k, ...
+Nothing of the runtime, the schedule generator, the policies or the stage programs is used. Which version a
+stage uses for a microbatch is a closed form: replica i of stage k (of r_k) runs microbatches i, i + r_k, ...
 It runs the forward of its j-th microbatch after the backward of its (j - d)-th, where d is how many it
 admits, so ``j - d + 1`` backwards are done by then, and an update follows each ``A / r_k`` of them::
 
-    version_k(m) = max(0, m // r_k - d_k + 1) // (A / r_k)
+    newest_k(m) = max(0, m // r_k - d_k + 1) // (A / r_k)
 
-With A = 1 and no replicas, d_k = n - k: version_k(m) = max(0, m - (n - 1 - k)), which is the rule
-``W_k(t+1) = W_k(t) - lr * g(W_0(t-n+1), ..., W_{n-1}(t))``.
+``stash`` uses that, ``vertical`` that of stage 0, ``2bw`` ``max(m // A - 1, 0)``, ``flush`` ``m // A``. With
+A = 1 and no replicas, d_k = n - k: newest_k(m) = max(0, m - (n - 1 - k)), which is the rule
+``W_k(t+1) = W_k(t) - lr * g(W_0(t-n+1), ..., W_{n-1}(t))``. ``latest`` runs its forward with the newest too;
+its backward of microbatch m finds all earlier batches' updates done and no later one: version ``m // A``,
+written over the weights that the forward left in autograd's graph.
 """
 
 from __future__ import annotations
@@ -30,10 +33,17 @@ class Setup:
     replicas: tuple[int, ...]
     in_flight: tuple[int, ...]
     batch_microbatches: int
+    policy: str = "stash"
 
 
 def version(setup: Setup, stage: int, microbatch: int) -> int:
-    """How many updates the weights of ``stage`` have had when ``microbatch`` uses them."""
+    """How many updates the weights of ``stage`` have had when the forward of ``microbatch`` uses them."""
+    batch = microbatch // setup.batch_microbatches
+    if setup.policy == "2bw":
+        return max(batch - 1, 0)
+    if setup.policy == "flush":
+        return batch
+    stage = 0 if setup.policy == "vertical" else stage
     r, depth = setup.replicas[stage], setup.in_flight[stage]
     return max(0, microbatch // r - depth + 1) // (setup.batch_microbatches // r)
 
@@ -61,6 +71,9 @@ def simulate(
                 weights = history[version(setup, stage, microbatch)]
                 mixed |= {name: weights[name].clone().requires_grad_() for name in names}
             value = loss(mixed, microbatch)
+            if setup.policy == "latest":
+                for name, weight in mixed.items():
+                    weight.data.copy_(history[batch][name])
             seed = torch.full_like(value, 1.0 / setup.batch_microbatches)
             gradients = torch.autograd.grad(value, list(mixed.values()), grad_outputs=seed, allow_unused=True)
             batch_loss += value.item()

@@ -96,9 +96,10 @@ def test_an_epoch_that_fills_no_batch(tmp_path: Path, reference: JobReference) -
     assert "16 microbatches" in error.message and "32" in error.message
 
 
-def test_a_policy_the_runtime_does_not_have(tmp_path: Path, reference: JobReference) -> None:
-    plan = dataclasses.replace(make_plan(reference, (1, 1)), policy="latest")
-    assert "'latest'" in refused(plan, reference, tmp_path).message
+def test_batches_too_short_for_the_policy(tmp_path: Path, reference: JobReference) -> None:
+    error = refused(make_plan(reference, (1, 1, 1), batch=2, policy="2bw"), reference, tmp_path)
+    assert "3 workers deep" in error.message and "2 microbatches" in error.message
+    assert "--batch-microbatches 3" in error.hint
 
 
 def test_a_used_run_directory_is_left_alone(tmp_path: Path, reference: JobReference) -> None:
@@ -113,15 +114,10 @@ def test_even_cut_covers_all_layers() -> None:
     assert even_cut(["a", "b", "c", "d", "e"], 2) == [("a", "b"), ("c", "d", "e")]
 
 
-def test_a_stage_that_recomputes(tmp_path: Path, reference: JobReference) -> None:
-    plan = make_plan(reference, (1, 1))
-    plan = dataclasses.replace(plan, stages=(plan.stages[0], dataclasses.replace(plan.stages[1], recompute=True)))
-    assert "stage 1" in refused(plan, reference, tmp_path).message
-
-
 def test_the_check_of_a_schedule_takes_no_longer_for_a_longer_batch_or_deeper_stages(reference: JobReference) -> None:
     plan = make_plan(reference, (1, 1))
     pipeline = Pipeline((1, 1), (10**11, 10**11), 10**11, 10**6)
     check_schedule(plan, pipeline)
+    check_schedule(plan, dataclasses.replace(pipeline, flush=True))
     with pytest.raises(BadInput, match=r"cannot finish"):
         check_schedule(plan, dataclasses.replace(pipeline, in_flight=(1, 10**11)))

@@ -135,9 +135,10 @@ def test_a_sent_tensor_is_not_kept_for_the_backward() -> None:
     address = outputs[0].untyped_storage().data_ptr()
     del outputs
     assert storage() is None
-    pending = stage._pending[0]
-    assert address not in {leaf.untyped_storage().data_ptr() for leaf in pending.leaves}
-    assert not any(isinstance(root, torch.Tensor) for root in pending.roots)
+    graph = stage._pending[0].graph
+    assert graph is not None
+    assert address not in {leaf.untyped_storage().data_ptr() for leaf in graph.leaves}
+    assert not any(isinstance(root, torch.Tensor) for root in graph.roots)
     (gradient,) = stage.backward(0, [doubles(1, 2, 3)])
     assert torch.equal(gradient, doubles(1, 2, 3))
 

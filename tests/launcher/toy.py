@@ -1,4 +1,4 @@
-"""The worker's loop over in-process channels, against the simulation of the stash rule."""
+"""A small model with a skip, uncut and cut by hand, and its training on threads over in-process channels."""
 
 from __future__ import annotations
 
@@ -6,16 +6,17 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import pytest
 import torch
 from torch import nn
 
 from launcher.program import StageProgram, Value
 from launcher.runtime.channel import Worker, workers
 from launcher.runtime.local import LocalTransport
+from launcher.runtime.observer import Observer
 from launcher.runtime.worker import Assignment, StageWorker
-from planner.spec.schedule import Pipeline, default_in_flight, validate
-from tests.launcher.simulation import OptimizerFactory, Setup, simulate
+from planner.spec.plan import Policy
+from planner.spec.schedule import Op, Pipeline, validate
+from tests.launcher.simulation import OptimizerFactory, Setup
 
 WIDTH, SAMPLES, LAYERS = 6, 3, 5
 
@@ -118,6 +119,16 @@ def layers_of(stages: int) -> list[range]:
     return result
 
 
+class Watch(Observer):
+    def __init__(self, on_event: Callable[[StageWorker], None] | None) -> None:
+        self._on_event = on_event
+        self.stage: StageWorker | None = None
+
+    def spent(self, op: Op, category: str, start_ns: int, end_ns: int) -> None:
+        if self._on_event is not None and self.stage is not None:
+            self._on_event(self.stage)
+
+
 def run_threads(pipeline: Pipeline, make: Callable[[Worker, LocalTransport], StageWorker]) -> dict[Worker, StageWorker]:
     """Run every worker of the pipeline on a thread; the first error is raised here."""
     transport = LocalTransport(pipeline.replicas, timeout_s=30)
@@ -142,17 +153,25 @@ def run_threads(pipeline: Pipeline, make: Callable[[Worker, LocalTransport], Sta
     return made
 
 
-def train_on_threads(pipeline: Pipeline, dtype: torch.dtype, optimizer: OptimizerFactory) -> dict[tuple[str, int], torch.Tensor]:
-    """Parameters after the run, by (name, replica)."""
+def train_on_threads(
+    pipeline: Pipeline, dtype: torch.dtype, optimizer: OptimizerFactory, policy: Policy = "stash", recompute: Sequence[bool] = (),
+    on_event: Callable[[StageWorker], None] | None = None,
+) -> dict[tuple[str, int], torch.Tensor]:
+    """Parameters after the run, by (name, replica). ``recompute`` says which stages do, by default none.
+
+    ``on_event`` is called with the worker after each part of an operation.
+    """
     validate(pipeline)
     cut = programs(layers_of(len(pipeline.replicas)), dtype)
     start = initial(dtype)
 
     def make(worker: Worker, transport: LocalTransport) -> StageWorker:
         program = cut[worker.stage]
-        assignment = Assignment(pipeline, worker, "stash", program, Data(dtype))
+        assignment = Assignment(pipeline, worker, policy, program, Data(dtype), recompute=bool(recompute) and recompute[worker.stage])
         own = {name: nn.Parameter(start[name].clone()) for name in program.parameters}
-        return StageWorker(assignment, own, {}, optimizer, transport.of(worker.replica))
+        watch = Watch(on_event)
+        watch.stage = StageWorker(assignment, own, {}, optimizer, transport.of(worker.replica), watch)
+        return watch.stage
 
     made = run_threads(pipeline, make)
     return {
@@ -162,20 +181,7 @@ def train_on_threads(pipeline: Pipeline, dtype: torch.dtype, optimizer: Optimize
     }
 
 
-PIPELINES = [
-    ((1,), 1), ((1,), 4), ((1, 1), 1), ((1, 1), 3), ((1, 1, 1), 1), ((1, 1, 1, 1), 1), ((1, 1, 1, 1), 2),
-    ((2, 1), 2), ((1, 2), 2), ((2, 2), 2), ((2, 2), 4), ((3, 1), 3), ((1, 2, 1), 2), ((2, 3, 1), 6), ((1, 1, 2, 1), 4),
-]
-
-
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["f64", "f32"])
-@pytest.mark.parametrize(("replicas", "batch"), PIPELINES, ids=lambda value: str(value).replace(" ", ""))
-def test_equals_the_simulation_to_the_last_bit(replicas: tuple[int, ...], batch: int, dtype: torch.dtype, optimizer: str) -> None:
-    pipeline = Pipeline(replicas, default_in_flight(replicas), batch, 10)
-    cut = programs(layers_of(len(replicas)), dtype)
-    setup = Setup(tuple(program.parameters for program in cut), replicas, pipeline.in_flight, batch)
-    expected, _ = simulate(initial(dtype), whole_loss(dtype), setup, OPTIMIZERS[optimizer], 10)
-    trained = train_on_threads(pipeline, dtype, OPTIMIZERS[optimizer])
-    for (name, replica), value in trained.items():
-        assert torch.equal(value, expected[name]), f"{name} on replica {replica} differs by {(value - expected[name]).abs().max()}"
+def setup_of(pipeline: Pipeline, policy: Policy) -> Setup:
+    """The same for the simulation."""
+    names = tuple(program.parameters for program in programs(layers_of(len(pipeline.replicas)), torch.float32))
+    return Setup(names, pipeline.replicas, pipeline.in_flight, pipeline.batch_microbatches, policy)

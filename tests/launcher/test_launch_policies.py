@@ -1,4 +1,4 @@
-"""Real worker processes over gloo, against the single-process simulation of the stash rule."""
+"""Real worker processes over gloo, against the single-process simulation of their weight policy."""
 
 from __future__ import annotations
 
@@ -12,22 +12,31 @@ from torch import nn
 from launcher.data import MicrobatchSource
 from launcher.launch import Progress, TrainSettings, train
 from launcher.load import load_job
-from planner.spec.plan import Plan
+from planner.spec.plan import Plan, Policy
 from planner.spec.profile import JobReference
 from planner.spec.summary import Summary
 from tests.launcher.launching import capture, make_plan, write_job
 from tests.launcher.simulation import Setup, simulate
 
 UPDATES = 10
-PIPELINES = [((1, 1), 1), ((2, 1), 2), ((1, 1, 1), 1), ((1, 2, 1), 4), ((1, 1, 1, 1), 1), ((1, 1, 1, 2), 2)]
+RUNS: list[tuple[Policy, tuple[int, ...], int, int, tuple[bool, ...], str]] = [  # batch, extra depth per link, recomputing stages
+    ("stash", (1, 1), 1, 0, (), "momentum"), ("stash", (2, 1), 2, 0, (), "adam"), ("stash", (1, 2, 1), 4, 0, (), "momentum"),
+    ("stash", (1, 1, 1, 1), 1, 0, (), "adam"), ("stash", (1, 1, 1, 2), 2, 1, (), "momentum"),
+    ("stash", (1, 1, 1), 1, 0, (True, False, True), "adam"),
+    ("vertical", (1, 1, 1), 1, 0, (), "momentum"), ("vertical", (1, 2), 2, 1, (True, True), "adam"),
+    ("2bw", (1, 1, 1), 3, 0, (), "adam"), ("2bw", (2, 1), 4, 1, (True, False), "momentum"),
+    ("flush", (1, 1, 1), 4, 0, (), "momentum"), ("flush", (2, 1), 4, 0, (True, True), "adam"),
+    ("latest", (1, 1, 1), 1, 0, (), "momentum"), ("latest", (1, 2), 2, 2, (), "adam"),
+]
 
 
-@pytest.mark.parametrize("optimizer", ["momentum", "adam"])
-@pytest.mark.parametrize(("replicas", "batch"), PIPELINES, ids=lambda value: str(value).strip("(,)").replace(", ", "-"))
-def test_parameters_after_ten_updates(tmp_path: Path, replicas: tuple[int, ...], batch: int, optimizer: str) -> None:
+@pytest.mark.parametrize(("policy", "replicas", "batch", "extra", "recompute", "optimizer"), RUNS,
+                         ids=lambda value: str(value).strip("(,)").replace(", ", "-"))
+def test_parameters_after_ten_updates(tmp_path: Path, policy: Policy, replicas: tuple[int, ...], batch: int, extra: int,
+                                      recompute: tuple[bool, ...], optimizer: str) -> None:
     reference = JobReference(write_job(tmp_path), {"optimizer_name": optimizer, "evaluation": 10, "loaders": int(replicas == (2, 1))})
     captured = capture(reference)
-    plan = make_plan(reference, replicas, captured=captured, batch=batch)
+    plan = make_plan(reference, replicas, captured=captured, batch=batch, policy=policy, extra_per_link=extra, recompute=recompute)
     seen: list[Progress] = []
     settings = TrainSettings(tmp_path / "run", UPDATES, None, seed=3, evaluate_every=4, oversubscribe=True, timeout_s=60)
     summary = train(plan, reference, settings, seen.append)
@@ -61,7 +70,8 @@ def simulated(plan: Plan, reference: JobReference, seed: int) -> tuple[dict[str,
         outputs = torch.func.functional_call(job.model, parameters, (inputs,))  # type: ignore[arg-type]
         return nn.functional.cross_entropy(outputs, targets)
 
-    setup = Setup(stages, plan.replicas, tuple(stage.in_flight for stage in plan.stages), plan.batch_microbatches)
+    setup = Setup(stages, plan.replicas, tuple(stage.in_flight for stage in plan.stages), plan.batch_microbatches,
+                  plan.policy)
     return simulate({name: value.detach() for name, value in job.model.named_parameters()}, loss, setup, job.optimizer, UPDATES)
 
 
