@@ -11,10 +11,11 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from planner.cost import Evaluation
-from planner.simulate import operations_to_simulate
-from planner.simulation.depth import Depth, depth_with, least_depth
-from planner.spec.errors import Infeasible
+from planner.simulate import operations_to_simulate, pipeline_of
+from planner.simulation.depth import Depth, depth_with, least_depth, with_in_flight
+from planner.spec.errors import BadInput, Infeasible
 from planner.spec.plan import Plan, StagePlan
+from planner.spec.policies import POLICIES
 from planner.spec.profile import Profile
 from planner.spec.units import format_bytes
 
@@ -30,12 +31,13 @@ def with_depth(plan: Plan, profile: Profile, evaluated: Callable[[tuple[int, ...
     ``evaluated`` costs the plan at a depth; ``extra`` fixes the microbatches more per link.
 
     Raises:
-        Infeasible: ``extra`` was given, and its depths do not fit in memory or in a batch.
+        Infeasible: ``extra`` was given, and its depths do not fit in memory.
+        BadInput: ``extra`` was given, and the policy cannot run so deep with batches this short.
     """
     small = operations_to_simulate(plan) <= MOST_SIMULATED
 
     def fits(in_flight: tuple[int, ...]) -> bool:
-        return evaluated(in_flight).fits and _within_two_versions(plan, in_flight)
+        return evaluated(in_flight).fits and _allowed(plan, in_flight)
 
     if extra is not None:
         in_flight = depth_with(plan, extra)
@@ -66,16 +68,17 @@ def _stages(plan: Plan, in_flight: tuple[int, ...]) -> tuple[StagePlan, ...]:
     return tuple(replace(stage, in_flight=depth) for stage, depth in zip(plan.stages, in_flight, strict=True))
 
 
-def _within_two_versions(plan: Plan, in_flight: tuple[int, ...]) -> bool:
-    """``2bw`` holds two versions only while what is in flight fits in a batch."""
-    return plan.policy != "2bw" or all(r * depth <= plan.batch_microbatches for r, depth in zip(plan.replicas, in_flight, strict=True))
+def _allowed(plan: Plan, in_flight: tuple[int, ...]) -> bool:
+    """Whether the policy can run so deep: ``2bw`` needs batches as long as the pipeline is deep."""
+    try:
+        POLICIES[plan.policy].check(pipeline_of(with_in_flight(plan, in_flight), 1))
+    except BadInput:
+        return False
+    return True
 
 
 def _refuse(plan: Plan, extra: int, in_flight: tuple[int, ...], result: Evaluation) -> None:
-    if not _within_two_versions(plan, in_flight):
-        most = max(r * depth for r, depth in zip(plan.replicas, in_flight, strict=True))
-        raise Infeasible(f"--extra-in-flight {extra} has {most} microbatches in flight, policy 2bw allows a batch of "
-                         f"{plan.batch_microbatches}", hint=f"give --batch-microbatches {most} or more, or leave --extra-in-flight out")
+    POLICIES[plan.policy].check(pipeline_of(with_in_flight(plan, in_flight), 1))
     for k, (memory, available) in enumerate(zip(result.memory, result.available_bytes, strict=True)):
         if available is not None and memory.total_bytes > available:
             raise Infeasible(

@@ -49,8 +49,12 @@ def make_plan(profile: Profile, cluster: Cluster, options: PlanOptions, *, comma
     ways = list(itertools.product(policies, _sizes(profile, options)))
     for number, (policy, size) in enumerate(ways, 1):
         deadline = None if options.time_limit_s is None else start + options.time_limit_s * number / len(ways)
+        asked = replace(options, policy=policy)
         try:
-            plan = _plan(profile, size, cluster, replace(options, policy=policy), command, deadline)
+            plan = _plan(profile, size, cluster, asked, command, deadline)
+            if policy == "2bw" and options.batch_microbatches is None and _waits(plan):  # too short a batch to go deeper
+                longer = _plan(profile, size, cluster, replace(asked, batch_microbatches=2 * plan.batch_microbatches), command, deadline)
+                plan = longer if _sample_us(longer) * CLOSE < _sample_us(plan) else plan
         except Infeasible as error:
             refused = refused or error
             continue
@@ -70,6 +74,11 @@ def _sizes(profile: Profile, options: PlanOptions) -> tuple[int, ...]:
         raise BadInput(f"--microbatch-size {options.microbatch_size} is asked, measured were {', '.join(map(str, profile.sizes))}",
                        hint=f"profile the job with --microbatch-size {options.microbatch_size} too")
     return (options.microbatch_size,)
+
+
+def _waits(plan: Plan) -> bool:
+    """Whether the simulated schedule is slower than the closed form, in which nothing waits."""
+    return plan.predicted.simulated_us is not None and plan.predicted.simulated_us > plan.predicted.microbatch_us * CLOSE
 
 
 def _sample_us(plan: Plan) -> float:

@@ -199,3 +199,16 @@ def test_sizes_of_another_model_are_refused() -> None:
                   dataclasses.replace(other, microbatch_size=8)):
         with pytest.raises(BadInput):
             dataclasses.replace(model, other_sizes=(wrong,))
+
+
+def test_2bw_goes_no_deeper_than_its_two_versions_allow() -> None:
+    """Long transfers ask for more in flight; batches of four in four stages allow five, longer ones more."""
+    model = blocks(4, sent_bytes=250_000)
+    short = plan_for(model, flat(4, bandwidth=1e9), stages=4, policy="2bw", batch_microbatches=4)
+    assert short.stages[0].in_flight <= 5
+    long = plan_for(model, flat(4, bandwidth=1e9), stages=4, policy="2bw", batch_microbatches=16)
+    assert long.stages[0].in_flight > 5 and (long.predicted.simulated_us or 0) < (short.predicted.simulated_us or 0)
+    with pytest.raises(BadInput, match="too short"):
+        plan_for(model, flat(4, bandwidth=1e9), stages=4, policy="2bw", batch_microbatches=4, extra_in_flight=1)
+    chosen = plan_for(model, flat(4, bandwidth=1e9), stages=4, policy="2bw")
+    assert chosen.batch_microbatches == 8 and (chosen.predicted.simulated_us or 0) < (short.predicted.simulated_us or 0)
