@@ -69,15 +69,21 @@ def parse_document(cls: type[D], text: str, *, source: str) -> D:
             f"{source} has version {version}, this pipedream reads up to {cls.VERSION}",
             hint="upgrade pipedream: pip install --upgrade pipedream",
         )
-    if version < cls.VERSION:
-        raise InvalidFile(f"{source} has version {version}, this pipedream reads {cls.VERSION}",
-                          hint="write the file again with the command that makes it")
     body = {key: value for key, value in data.items() if key not in ("format", "version")}
+    older = version < cls.VERSION
     try:
-        document: D = decode(cls, body, "")
+        document: D = decode(cls, (_defaults(cls) if older else {}) | body, "")
     except BadInput as error:
+        if older:
+            raise InvalidFile(f"{source} has version {version}, this pipedream reads {cls.VERSION} ({error.message})",
+                              hint="write the file again with the command that makes it") from error
         raise InvalidFile(f"{source}: {error.message}", hint=error.hint or "write the file again with the command that makes it") from error
     return document
+
+
+def _defaults(cls: type) -> dict[str, Any]:
+    """What the keys that came with later versions mean where they are missing."""
+    return {field.name: encode(field.default) for field in dataclasses.fields(cls) if field.default is not dataclasses.MISSING}
 
 
 def write_document(document: Document, path: str | os.PathLike[str]) -> None:

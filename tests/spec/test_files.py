@@ -54,6 +54,25 @@ def valid() -> dict[str, object]:
     }
 
 
+@dataclass(frozen=True)
+class Grown:
+    """``count`` came with version 3."""
+
+    FORMAT: ClassVar[str] = "test-grown"
+    VERSION: ClassVar[int] = 3
+
+    name: str
+    count: int = 7
+
+
+def test_an_older_file_lacks_only_what_has_a_default() -> None:
+    assert parse_document(Grown, '{"format": "test-grown", "version": 2, "name": "a"}', source="x") == Grown("a", 7)
+    with pytest.raises(InvalidFile, match="missing key count"):
+        parse_document(Grown, '{"format": "test-grown", "version": 3, "name": "a"}', source="x")
+    with pytest.raises(InvalidFile, match=r"x has version 1, this pipedream reads 3 \(missing key name\)"):
+        parse_document(Grown, '{"format": "test-grown", "version": 1}', source="x")
+
+
 @given(things)
 def test_reading_what_was_written_gives_the_same_value(thing: Thing) -> None:
     text = document_text(thing)
