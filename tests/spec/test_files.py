@@ -54,7 +54,7 @@ def valid() -> dict[str, object]:
     }
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Grown:
     """``count`` came with version 3."""
 
