@@ -99,7 +99,7 @@ def _with_free(captured: Captured, own: set[Node], received: Sequence[Node], out
         node = pending.pop()
         if node in needed or node in given:
             continue
-        if node.op != "placeholder" and node not in captured.free:
+        if node.op not in ("placeholder", "get_attr") and node not in captured.free:
             raise Mismatch(f"{node.name!r} is neither made nor received by the stage that uses it", hint="plan again from a new profile")
         needed.add(node)
         pending.extend(node.all_input_nodes)

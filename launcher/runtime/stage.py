@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from launcher.program import StageProgram, Value
-from launcher.runtime.recomputation import Recomputation
+from launcher.runtime.state import StageState
 from launcher.runtime.weights import Version, WeightVersions
 
 __all__ = ["Stage", "gradient_values", "owned", "storages"]
@@ -48,19 +49,20 @@ class Stage:
 
     ``batch_microbatches`` divides the loss's gradient, so that the gradients of a batch's microbatches
     (over all replicas) sum to the gradient of their mean loss. With ``recompute`` a microbatch in flight
-    keeps its inputs and no graph.
+    keeps its inputs and no graph. ``alone``: no other forward runs between a microbatch's forward and
+    its backward, so what it writes to need not be copied.
     """
 
     def __init__(self, program: StageProgram, weights: WeightVersions, buffers: Sequence[torch.Tensor], batch_microbatches: int, *,
-                 recompute: bool = False) -> None:
+                 recompute: bool = False, alone: bool = False) -> None:
         self.program = program
         self.weights = weights
-        self.buffers = tuple(buffers)
+        self._state = StageState(program, buffers)
         self.last = not program.sent
         self._loss_gradient = 1.0 / batch_microbatches
-        self._recompute = recompute
+        self._recompute, self._alone = recompute, alone and not recompute
         self._pending: dict[int, _Pending] = {}
-        self._buffer_storages = storages(buffers)
+        self._state_storages = storages([*buffers, *self._state.written()])
 
     @property
     def in_flight(self) -> int:
@@ -75,17 +77,20 @@ class Stage:
         microbatch's :meth:`backward`.
         """
         used = self.weights.begin(version)
-        again = Recomputation(self.program, self.buffers, received, inputs) if self._recompute else None
         for value, tensor in zip(self.program.received, received, strict=True):
             if value.requires_grad:
                 tensor.requires_grad_()
-        with torch.enable_grad():  # also where the graph is not kept: what an operation runs may depend on it
-            outputs = self.program.module(*used.leaves, *self.buffers, *received, *inputs)
-        if again is None:
-            self._pending[microbatch] = _Pending(used, self._graph(received, outputs), None)
+        own = self._state.written()
+        apart = own if self._alone else self._state.copy()
+        run = partial(self._state.run, leaves=used.leaves, received=received, inputs=inputs)
+        if self._recompute:
+            outputs = run(own)  # with gradients, although its graph goes: what an operation runs may depend on that
+            self._pending[microbatch] = _Pending(used, None, lambda: self._graph(received, run(apart)))
         else:
-            self._pending[microbatch] = _Pending(used, None, lambda: self._graph(received, again.run(used.leaves)))
-        return tuple(owned(output, used.storages | self._buffer_storages) for output in outputs)
+            outputs = run(apart)
+            self._state.adopt(apart)
+            self._pending[microbatch] = _Pending(used, self._graph(received, outputs), None)
+        return tuple(owned(output, used.storages | self._state_storages) for output in outputs)
 
     def _graph(self, received: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> _Graph:
         leaves = tuple(tensor for value, tensor in zip(self.program.received, received, strict=True) if value.requires_grad)

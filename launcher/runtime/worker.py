@@ -78,7 +78,7 @@ class StageWorker:
         self._recomputes = assignment.recompute
         self.weights = WeightVersions([parameters[name] for name in program.parameters], overwrites=policy.overwrites)
         self._stage = Stage(program, self.weights, [buffers[name] for name in program.buffers], self._pipeline.batch_microbatches,
-                            recompute=assignment.recompute)
+                            recompute=assignment.recompute, alone=self._pipeline.in_flight[self.worker.stage] == 1)
         self._optimizer = make_optimizer(optimizer, self.weights.masters) if self.weights.trainable else None
         self._reducer = transport.reducer(self.worker.stage)
         self._reduce = GradientReduction(self._reducer)

@@ -22,6 +22,7 @@ from launcher.runtime.observer import Observer
 from launcher.runtime.worker import StageWorker
 from launcher.split import split
 from launcher.task import Task, assign, capture_programs, pipeline_of, stage_state
+from planner.spec.plan import Policy
 from planner.spec.profile import JobReference
 from tests.launcher.launching import even_cut, make_plan
 from tests.launcher.simulation import Setup, simulate
@@ -50,6 +51,26 @@ class Text:
     def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
         tokens = torch.randint(0, 11, (6,), generator=torch.Generator().manual_seed(index))
         return tokens[:-1], tokens[1:]
+
+
+class Scale(nn.Module):
+    """Divides by a moving average that its own forward updates; autograd keeps what it divided by."""
+
+    def __init__(self, persistent: bool) -> None:
+        super().__init__()
+        self.register_buffer("size", torch.ones(4), persistent=persistent)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            self.size.mul_(0.8).add_(0.2 * x.detach().abs().mean((0, 2, 3)))
+        return x / self.size.view(1, -1, 1, 1)
+
+
+def scaling(persistent: bool) -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(2, 4, 3, padding=1), Scale(persistent), nn.ReLU(), nn.Dropout(0.3), nn.Conv2d(4, 4, 3), Scale(persistent), nn.Flatten(),
+        nn.Linear(64, 3),
+    ).double()
 
 
 def convolutional() -> nn.Module:
@@ -87,8 +108,9 @@ class Transformer(nn.Module):
 
 def make_job(kind: str) -> Job:
     torch.manual_seed(SEED)
-    if kind == "convolutional":
-        model, data, evaluation, loss = convolutional(), Images(40), Images(11), nn.functional.cross_entropy
+    if kind != "transformer":
+        model = convolutional() if kind == "convolutional" else scaling(persistent=kind == "scaling")
+        data, evaluation, loss = Images(40), Images(11), nn.functional.cross_entropy
     else:
         model, data, evaluation = Transformer().double(), Text(40), Text(11)
 
@@ -112,11 +134,13 @@ class Losses(Observer):
         self.evaluations[batch] = dict(values)
 
 
-def run(kind: str, replicas: tuple[int, ...], batch: int, evaluate_every: int) -> tuple[dict[Worker, StageWorker], Losses, Any]:
+def run(kind: str, replicas: tuple[int, ...], batch: int, evaluate_every: int, policy: Policy = "stash", recompute: tuple[bool, ...] = (),
+        extra_per_link: int = 0) -> tuple[dict[Worker, StageWorker], Losses, Any]:
     """Train on threads as ``launcher/process.py`` does in processes."""
     job = make_job(kind)
     captured = capture_training(job)
-    plan = make_plan(JobReference("in memory", {}), replicas, captured=captured, batch=batch)
+    plan = make_plan(JobReference("in memory", {}), replicas, captured=captured, batch=batch, policy=policy,
+                     extra_per_link=extra_per_link, recompute=recompute)
     settings = RunSettings(JobReference("in memory", {}), "", UPDATES, None, 0, SEED, evaluate_every, 1, True, 30.0)
     pipeline = pipeline_of(plan, job, UPDATES, evaluate_every)
     task = Task(plan, settings, pipeline, RunDirectory(None))  # type: ignore[arg-type]
@@ -149,11 +173,21 @@ def run(kind: str, replicas: tuple[int, ...], batch: int, evaluate_every: int) -
     return made, losses, (plan, finals, captured)
 
 
-@pytest.mark.parametrize(("replicas", "batch"), [((1,), 2), ((1, 1), 1), ((2, 1), 2), ((1, 2, 1), 2), ((1, 1, 1, 1), 1)],
+CASES: list[tuple[str, Policy, tuple[int, ...], int, int]] = [
+    *((kind, "stash", replicas, batch, 0) for kind in ("convolutional", "transformer")
+      for replicas, batch in [((1,), 2), ((1, 1), 1), ((2, 1), 2), ((1, 2, 1), 2), ((1, 1, 1, 1), 1)]),
+    ("convolutional", "vertical", (1, 2, 1), 2, 1), ("convolutional", "2bw", (2, 1), 4, 0), ("convolutional", "flush", (1, 1, 1), 4, 0),
+    ("transformer", "vertical", (1, 1, 1), 1, 0), ("transformer", "2bw", (1, 1, 1), 4, 1), ("transformer", "flush", (1, 2), 4, 1),
+    ("scaling", "stash", (1, 1), 1, 2), ("scaling", "2bw", (2, 1), 4, 0), ("hidden scaling", "stash", (1, 1), 1, 0),
+]
+
+
+@pytest.mark.parametrize(("kind", "policy", "replicas", "batch", "extra"), CASES,
                          ids=lambda value: str(value).strip("(,)").replace(", ", "-"))
-@pytest.mark.parametrize("kind", ["convolutional", "transformer"])
-def test_parameters_buffers_and_losses_equal_the_simulation(kind: str, replicas: tuple[int, ...], batch: int) -> None:
-    made, losses, (plan, finals, _) = run(kind, replicas, batch, evaluate_every=2)
+def test_parameters_buffers_and_losses_equal_the_simulation(
+    kind: str, policy: Policy, replicas: tuple[int, ...], batch: int, extra: int
+) -> None:
+    made, losses, (plan, finals, _) = run(kind, replicas, batch, 2, policy, extra_per_link=extra)
 
     job = make_job(kind)
     captured = capture_training(job)
@@ -170,7 +204,7 @@ def test_parameters_buffers_and_losses_equal_the_simulation(kind: str, replicas:
         with keyed(SEED, microbatch):
             return whole.module(*(parameters[name] for name in whole.parameters), *buffers, *source.read(microbatch, whole.inputs))[0]
 
-    setup = Setup(tuple(program.parameters for program in cut), replicas, tuple(s.in_flight for s in plan.stages), batch)
+    setup = Setup(tuple(program.parameters for program in cut), replicas, tuple(s.in_flight for s in plan.stages), batch, policy)
     parameters = dict(job.model.named_parameters())
     expected, expected_losses = simulate({name: parameters[name] for name in whole.parameters}, loss, setup, job.optimizer, UPDATES)
     for worker, stage in made.items():
@@ -206,3 +240,19 @@ def test_evaluation_disturbs_nothing_and_is_right(replicas: tuple[int, ...]) -> 
         outputs = job.model(torch.stack([image for image, _ in samples]))
     wanted = nn.functional.cross_entropy(outputs, torch.tensor([label for _, label in samples]))
     assert losses.evaluations[UPDATES - 1]["loss"] == pytest.approx(float(wanted), rel=1e-9)
+
+
+@pytest.mark.parametrize(("kind", "policy"), [
+    ("convolutional", "stash"), ("convolutional", "vertical"), ("transformer", "2bw"), ("scaling", "flush"), ("hidden scaling", "stash"),
+])
+def test_recomputation_changes_no_bit(kind: str, policy: Policy) -> None:
+    """Dropout masks, running statistics (counted once a microbatch) and the version are those of the first forward."""
+    kept, losses, (_, finals, _) = run(kind, (1, 1, 1), 4, 3, policy)
+    again, same_losses, (_, same_finals, _) = run(kind, (1, 1, 1), 4, 3, policy, recompute=(True, True, True))
+    for worker, stage in kept.items():
+        for one, other in zip(stage.weights.masters, again[worker].weights.masters, strict=True):
+            assert torch.equal(one, other)
+        for name, value in finals[worker].items():
+            assert torch.equal(value, same_finals[worker][name]), name
+    assert losses.losses == same_losses.losses
+    assert losses.evaluations == same_losses.evaluations
