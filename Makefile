@@ -27,10 +27,10 @@ PIPEDREAM := "$(BIN)/pipedream"
 READY := $(VENV)/.pipedream-installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test smoke lint types check bench-plan install clean FORCE
+.PHONY: help demo test smoke lint types check bench-plan bench-emulated install clean FORCE
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
 demo: $(READY) ## profile, plan and train a small language model with two workers on this CPU
 	@mkdir -p "$(OUT)"
@@ -54,6 +54,9 @@ check: lint types test smoke ## everything that continuous integration runs
 
 bench-plan: $(READY) ## plan published models beside what others found (REPEATS=5)
 	"$(BIN)/python" benchmarks/plan.py --repeats $(REPEATS)
+
+bench-emulated: $(READY) ## schedules with more workers than cores, beside torch's (REPEATS=5)
+	"$(BIN)/python" benchmarks/emulated.py --repeats $(REPEATS)
 
 install: $(READY) ## create the environment only
 
