@@ -97,13 +97,14 @@ class Output:
             return
         from rich.table import Table
 
-        table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, padding=(0, 1))
+        table = Table(box=None, pad_edge=False, padding=(0, 1))
         for index, heading in enumerate(headings):
             table.add_column(heading, justify="left" if index in text else "right", overflow="fold", header_style="dim")
         for row in rows:
             table.add_row(*row)
         console = self._console(self.stdout)
         with console.capture() as captured:
+            console.print(title, style="bold")
             console.print(table)
         lines = "\n".join(line.rstrip() for line in captured.get().splitlines())  # rich pads each to the table's width
         self.stdout.write(f"\n{lines}\n")

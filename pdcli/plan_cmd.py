@@ -51,7 +51,7 @@ def command(context: click.Context, /, out: Output, profile: str, cluster: str, 
 
     with interrupts_deferred():
         from planner.clusters import load_cluster
-        from planner.explain import bottleneck_sentence
+        from planner.explain import bottleneck_sentence, why_slower
         from planner.solve import make_plan
         from planner.statistics import collected
 
@@ -63,10 +63,11 @@ def command(context: click.Context, /, out: Output, profile: str, cluster: str, 
         plan = make_plan(document, hardware, asked, command=options.command_line(context))
     if not check:
         write_document(plan, output)
-    sentence = bottleneck_sentence(plan)
-    show(out, plan, sentence)
+    sentence, why = bottleneck_sentence(plan), why_slower(plan, document)
+    show(out, plan, sentence, why)
     out.detail(statistics_line(plan, statistics))
-    fields = {"plan": output, **facts(plan), "bottleneck_sentence": sentence, "statistics": dataclasses.asdict(statistics)}
+    fields = {"plan": output, **facts(plan), "bottleneck_sentence": sentence, "why_slower": why,
+              "statistics": dataclasses.asdict(statistics)}
     if check:
         try:
             same = Path(output).read_text(encoding="utf-8") == document_text(plan)

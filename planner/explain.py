@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from planner.simulate import simulate
+from planner.simulation.depth import TOLERANCE
+from planner.simulation.difference import wait_shares, waiting_words
 from planner.spec.plan import Plan
+from planner.spec.profile import Profile
 from planner.spec.units import format_bandwidth, format_bytes, format_duration_us
 
-__all__ = ["bottleneck_sentence"]
+__all__ = ["bottleneck_sentence", "why_slower"]
 
 
 def bottleneck_sentence(plan: Plan) -> str:
@@ -19,8 +23,19 @@ def bottleneck_sentence(plan: Plan) -> str:
     index = int(name)
     stage, cost = plan.stages[index], plan.predicted.stages[index]
     layers = stage.layers[0] if len(stage.layers) == 1 else f"{stage.layers[0]} to {stage.layers[-1]}"
-    parts = {"compute": cost.compute_us, "the update": cost.update_us, "the all-reduce": cost.allreduce_us}
+    parts = {"compute": cost.compute_us, "the update": cost.update_us, "the all-reduce": cost.allreduce_us,
+             "waiting while the pipeline fills and drains": cost.fill_us}
     largest = max(parts, key=lambda part: parts[part])
-    share = f", {format_duration_us(parts[largest])} of it {largest}" if parts[largest] < cost.microbatch_us else f", all of it {largest}"
+    part = format_duration_us(parts[largest])
+    share = f", {part} of it {largest}" if part != total else f", all of it {largest}" if parts[largest] == cost.microbatch_us else (
+        f", nearly all of it {largest}")
     replicas = "" if len(stage.devices) == 1 else f" on {len(stage.devices)} replicas"
     return f"Stage {index} ({layers}{replicas}) bounds the pipeline: {total} per microbatch{share}."
+
+
+def why_slower(plan: Plan, profile: Profile) -> str | None:
+    """What the plan's own schedule waits for, where its simulated time is more than the closed form's; None where it is not."""
+    simulated_us = plan.predicted.simulated_us
+    if simulated_us is None or simulated_us <= plan.predicted.microbatch_us * (1 + TOLERANCE):
+        return None
+    return waiting_words(*wait_shares(plan, simulate(plan, profile)))

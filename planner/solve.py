@@ -7,8 +7,9 @@ import math
 import time
 from dataclasses import replace
 
+from planner.baselines import baselines
 from planner.bound import longer_batches_us
-from planner.cost import Evaluation, Stage, evaluate
+from planner.cost import Evaluation, evaluate
 from planner.depth import with_depth
 from planner.graph import chain_of
 from planner.infeasible import explain_infeasible
@@ -22,7 +23,7 @@ from planner.solver import solver_name
 from planner.spec.cluster import Cluster
 from planner.spec.errors import BadInput, Infeasible
 from planner.spec.files import digest
-from planner.spec.plan import Baseline, LinkPrediction, Plan, Policy, Prediction, SolverReport, StagePlan, StagePrediction
+from planner.spec.plan import LinkPrediction, Plan, Policy, Prediction, SolverReport, StagePlan, StagePrediction
 from planner.spec.profile import Profile
 from planner.spec.units import format_duration_us
 from planner.topology import Topology
@@ -112,7 +113,7 @@ def _plan(whole: Profile, microbatch_size: int, cluster: Cluster, options: PlanO
             StagePlan(chain.stage_names(stage.first, stage.last), paths, depth, stage.recompute)
             for stage, paths, depth in zip(found.stages, devices, result.in_flight, strict=True)
         ),
-        predicted=_prediction(problem, found, result, devices),
+        predicted=_prediction(profile, problem, found, result, devices),
         solver=_report(within, found, options),
         cluster=cluster,
     )
@@ -138,17 +139,17 @@ def _plan_2019(profile: Profile, cluster: Cluster, options: PlanOptions, command
     return make_plan_2019(profile, cluster, policy=options.policy, max_replicas=options.max_replicas, command=command)
 
 
-def _prediction(problem: Problem, found: Found, result: Evaluation, devices: list[tuple[str, ...]]) -> Prediction:
+def _prediction(profile: Profile, problem: Problem, found: Found, result: Evaluation, devices: list[tuple[str, ...]]) -> Prediction:
     topology = problem.topology
     links = [
         LinkPrediction(link.name, load, time_us)
         for link, load, time_us in zip(topology.shared, result.shared_link_bytes, result.shared_link_us, strict=True)
         if load > 0
     ]
-    bandwidth = {place.prefix: place.link.bandwidth_bytes_per_s for place in topology.places}
+    bandwidth = {place.device(i): place.link.bandwidth_bytes_per_s for place in topology.places for i in range(place.count)}
     slowest = result.bottleneck
     for k, (load, paths) in enumerate(zip(result.device_link_bytes, devices, strict=True)):
-        mine = [LinkPrediction(path, load, load / bandwidth[path.rstrip("0123456789")] * 1e6) for path in paths if load > 0]
+        mine = [LinkPrediction(path, load, load / bandwidth[path] * 1e6) for path in paths if load > 0]
         links += mine
         if slowest == f"link of stage {k}'s devices":
             slowest = f"link {max(mine, key=lambda link: link.microbatch_us).link}"
@@ -161,30 +162,8 @@ def _prediction(problem: Problem, found: Found, result: Evaluation, devices: lis
             for cost, memory, available in zip(result.costs, result.memory, result.available_bytes, strict=True)
         ),
         links=tuple(links),
-        baselines=(_one_device(problem, found.batch_microbatches), _data_parallel(problem, found.batch_microbatches)),
+        baselines=baselines(problem, profile, found.stages, found.batch_microbatches),
     )
-
-
-def _one_device(problem: Problem, batch: int) -> Baseline:
-    """Everything on the fastest single device, with batches as long as the plan's."""
-    places = problem.topology.places
-    fastest = max(range(len(places)), key=lambda p: (places[p].device_type.speed, -p))
-    return _baseline("one device", problem, tuple(int(p == fastest) for p in range(len(places))), batch)
-
-
-def _data_parallel(problem: Problem, batch: int) -> Baseline:
-    """One stage replicated on every device that may be used, with the next batch it can deal equally."""
-    left, allocation = problem.max_devices, []
-    for count in problem.topology.capacities:
-        allocation.append(min(left, count))
-        left -= allocation[-1]
-    return _baseline("data parallelism", problem, tuple(allocation), -(-batch // problem.max_devices) * problem.max_devices)
-
-
-def _baseline(name: str, problem: Problem, allocation: tuple[int, ...], batch: int) -> Baseline:
-    stage = Stage(0, problem.chain.end, allocation)
-    result = evaluate(problem.chain, problem.topology, problem.policy, (stage,), batch)
-    return Baseline(name, result.microbatch_us, result.fits)
 
 
 def _least_possible_us(problem: Problem, time_us: float) -> float:

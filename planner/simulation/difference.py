@@ -16,7 +16,7 @@ from planner.spec.plan import Plan
 from planner.spec.profile import Profile
 from planner.spec.units import format_duration_us
 
-__all__ = ["Difference", "difference"]
+__all__ = ["Difference", "difference", "wait_shares", "waiting_words"]
 
 _WAITS = {"F": "activations", "B": "gradients", "U": "the other replicas"}
 
@@ -31,8 +31,7 @@ class Difference(NamedTuple):
 
     def sentence(self) -> str:
         """Why, and what would help."""
-        waits = [f"{share:.0%} for {what}" for what, share in self.wait_shares.items() if share >= 0.005]
-        waiting = f"stage {self.stage} waits {' and '.join(waits)}" if waits else "messages that share a link delay one another"
+        waiting = waiting_words(self.stage, self.wait_shares)
         if self.deeper is None:
             return f"{waiting}; more microbatches in flight do not help"
         depths = ", ".join(map(str, self.deeper.in_flight))
@@ -44,6 +43,14 @@ def difference(plan: Plan, profile: Profile | None, simulation: Simulation) -> D
     predicted_us, simulated_us = plan.predicted.microbatch_us, simulation.microbatch_us
     if simulated_us is None or simulated_us <= predicted_us * (1 + TOLERANCE):
         return None
+    k, shares = wait_shares(plan, simulation)
+    depth = least_depth(plan, profile)
+    return Difference(simulated_us / predicted_us if predicted_us > 0 else math.inf, k, shares,
+                      depth if depth is not None and depth.extra_per_link > 0 else None)
+
+
+def wait_shares(plan: Plan, simulation: Simulation) -> tuple[int, dict[str, float]]:
+    """The busiest stage, and the shares of its steady time in which it waits, by what for."""
     k = max(range(len(plan.stages)), key=lambda stage: plan.predicted.stages[stage].microbatch_us)
     waited_us, span_us = dict.fromkeys(_WAITS.values(), 0.0), 0.0
     for replica in simulation.record.workers[k]:
@@ -51,7 +58,14 @@ def difference(plan: Plan, profile: Profile | None, simulation: Simulation) -> D
         span_us += length_us
         for done in operations:
             waited_us[_WAITS[done.op.kind]] += done.begin_us - done.ready_us
-    depth = least_depth(plan, profile)
-    return Difference(simulated_us / predicted_us if predicted_us > 0 else math.inf, k,
-                      {what: us / span_us if span_us > 0 else 0.0 for what, us in waited_us.items()},
-                      depth if depth is not None and depth.extra_per_link > 0 else None)
+    return k, {what: us / span_us if span_us > 0 else 0.0 for what, us in waited_us.items()}
+
+
+def waiting_words(stage: int, shares: dict[str, float]) -> str:
+    """What :func:`wait_shares` found, in words.
+
+    >>> waiting_words(1, {"activations": 0.25, "gradients": 0.0, "the other replicas": 0.1})
+    'stage 1 waits 25% for activations and 10% for the other replicas'
+    """
+    waits = [f"{share:.0%} for {what}" for what, share in shares.items() if share >= 0.005]
+    return f"stage {stage} waits {' and '.join(waits)}" if waits else "messages that share a link delay one another"

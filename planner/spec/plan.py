@@ -71,11 +71,15 @@ class LinkPrediction:
 
 @dataclass(frozen=True)
 class Baseline:
-    """Another way to train on the same devices, by the same cost model; ``fits`` says whether their memory holds it."""
+    """Another way to train on the same devices, by the same cost model; ``fits`` says whether their memory holds it.
+
+    ``microbatch_us`` None: it is not known, for the reason that ``note`` gives.
+    """
 
     name: str  # such as "data parallelism"
-    microbatch_us: float
+    microbatch_us: float | None
     fits: bool
+    note: str  # what it is exactly, in words
 
 
 @dataclass(frozen=True)
@@ -94,8 +98,8 @@ class Prediction:
     baselines: tuple[Baseline, ...]
 
     def baseline_us(self, name: str) -> float:
-        """The time of the baseline called ``name``, whether or not it fits; infinite when there is none."""
-        return next((one.microbatch_us for one in self.baselines if one.name == name), float("inf"))
+        """The time of the baseline called ``name``, whether or not it fits; infinite when it is not known."""
+        return next((one.microbatch_us for one in self.baselines if one.name == name and one.microbatch_us is not None), float("inf"))
 
 
 @dataclass(frozen=True)

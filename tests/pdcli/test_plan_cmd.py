@@ -49,12 +49,60 @@ def test_what_the_programs_came_to_is_said_at_v_and_in_json_but_not_in_the_file(
     quiet = run("plan", "profile.json", *CLUSTER)
     before = Path("plan.json").read_bytes()
     verbose = run("plan", "profile.json", *CLUSTER, "-v")
-    assert "branch-and-bound" not in quiet.stderr and verbose.stdout == quiet.stdout
+    assert "branch-and-bound" not in quiet.stderr + quiet.stdout + verbose.stdout
     line = next(line for line in verbose.stderr.splitlines() if line.startswith("integer programs: "))
     statistics = run("plan", "profile.json", *CLUSTER, "--json").json["statistics"]
     assert line.startswith(f"integer programs: {statistics['programs']}, the largest of {statistics['largest_columns']} columns")
     assert statistics["programs"] >= 1 and statistics["solver_s"] <= statistics["total_s"]
     assert Path("plan.json").read_bytes() == before
+
+
+def column(stdout: str, title: str, heading: str) -> list[str]:
+    """The cells of a column of numbers, which ends where its heading ends."""
+    lines = stdout.splitlines()
+    start = next(i for i, line in enumerate(lines) if line.startswith(title)) + 1
+    end = next((i for i in range(start, len(lines)) if not lines[i]), len(lines))
+    stop = lines[start].index(heading) + len(heading)
+    return [line[:stop].rsplit("  ", 1)[-1].strip() for line in lines[start + 1 : end]]
+
+
+def test_slack_is_the_share_of_the_pipelines_time_in_which_a_stage_or_link_is_idle(run: Run) -> None:
+    body = run("plan", "profile.json", *CLUSTER, "--stages", "5", "--max-replicas", "1", "--json").json
+    predicted = body["predicted"]
+    for entry in predicted["stages"]:
+        busy_us = sum(entry[key] for key in ("compute_us", "update_us", "allreduce_us", "fill_us"))
+        assert entry["slack"] == pytest.approx(1 - busy_us / predicted["microbatch_us"], abs=1e-9)
+    for entry in predicted["links"]:
+        assert entry["slack"] == pytest.approx(1 - entry["microbatch_us"] / predicted["microbatch_us"])
+    assert min(entry["slack"] for entry in predicted["stages"] + predicted["links"]) == pytest.approx(0, abs=1e-9)
+    shown = run("plan", "profile.json", *CLUSTER, "--stages", "5", "--max-replicas", "1", "-v").stdout
+    assert column(shown, "time per microbatch", "slack") == [f"{entry['slack']:.1%}" for entry in predicted["stages"]]
+    links = sorted(predicted["links"], key=lambda entry: -entry["microbatch_us"])
+    assert column(shown, "links", "slack") == [f"{entry['slack']:.1%}" for entry in links]
+    few = run("plan", "profile.json", *CLUSTER, "--stages", "5", "--max-replicas", "1").stdout
+    assert column(few, f"links, the 4 busiest of {len(links)}", "slack") == [f"{entry['slack']:.1%}" for entry in links[:4]]
+
+
+def test_other_ways_are_compared_and_those_that_do_not_fit_are_marked(run: Run) -> None:
+    plan = run("plan", "profile.json", *CLUSTER, "--memory", "60MB", "--json").json["predicted"]
+    shown = run("plan", "profile.json", *CLUSTER, "--memory", "60MB").stdout
+    rows = {one["name"]: one for one in plan["baselines"]}
+    assert {"one device", "data parallelism", "straight pipeline", "equal split", "synchronous flush", "PipeDream 2019"} <= set(rows)
+    assert {one["fits"] for one in rows.values()} == {True, False}
+    for name, one in rows.items():
+        line = next(line for line in shown.splitlines() if line.startswith(f"{name}  "))
+        ratio = one["microbatch_us"] / plan["microbatch_us"]
+        said = "as fast" if abs(ratio - 1) < 0.005 else f"{ratio:.2f}x faster" if ratio > 1 else f"{1 / ratio:.2f}x slower"
+        assert f"  {said}  " in line and ("too little" in line) == (not one["fits"])
+
+
+def test_long_names_are_shortened_in_tables_and_whole_in_json(run: Run) -> None:
+    long = "model.decoder.layers.{}.feed_forward.output_projection_of_everything"
+    write_document(profile(name=long), "profile.json")
+    result = run("plan", "profile.json", *CLUSTER, "--stages", "3")
+    table = result.stdout.partition("time per microbatch")[0]
+    assert max(map(len, table.splitlines())) <= 100 and long.format(0) not in table and "model.decode" in table
+    assert run("plan", "profile.json", *CLUSTER, "--stages", "3", "--json").json["stages"][0]["layers"][0] == long.format(0)
 
 
 def test_optimal_is_said_only_when_proven(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pulp
 import pytest
 
+from planner.options import PlanOptions
 from planner.path_program import Column, cheapest_path
-from planner.solve import PlanOptions, make_plan
+from planner.solve import make_plan
 from planner.solver import run, solver_name
 from planner.statistics import Statistics, collected
 from tests.planner.instances import two_level
