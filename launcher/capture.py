@@ -221,7 +221,7 @@ def _aligned(layers: dict[str, tuple[Node, ...]], training: Captured, names: Map
                 return where[0]
         return None
 
-    aligned = align(layers, tuple(training.layers), home)
+    aligned = align(layers, training.layers, home)
     everything = {node for members in aligned.values() for node in members}
     for name, members in aligned.items():
         for node in members:

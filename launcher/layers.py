@@ -131,29 +131,59 @@ def _merge(runs: list[tuple[str, list[Node]]], groups: Iterable[Collection[int]]
     return merged
 
 
-def align(layers: Mapping[str, tuple[Node, ...]], known: Sequence[str], home: Callable[[Node], str | None]) -> dict[str, tuple[Node, ...]]:
+def align(layers: Mapping[str, tuple[Node, ...]], known: Mapping[str, tuple[Node, ...]],
+          home: Callable[[Node], str | None]) -> dict[str, tuple[Node, ...]]:
     """Evaluation's operations put into training's layers.
 
     An operation goes where training uses its parameter (``home``), else to the training layer of the
-    same name, else it stays with the operation before it; never before an operation it needs.
+    same name, else it stays with the operation before it; never before an operation it needs. Training
+    may be cut between branches, so no layer may come to need another that it does not need in training:
+    an operation that would do that goes to the last of the layers it needs.
 
     Args:
         layers: Evaluation's own layers.
-        known: Names of training's layers, in order.
+        known: Training's layers, in order.
         home: The training layer that uses a node's parameters, if it uses any.
     """
-    index = {name: position for position, name in enumerate(known)}
+    names = list(known)
+    index = {name: position for position, name in enumerate(names)}
+    before = _before(known)
+    homes = {node: index[wanted] for members in layers.values() for node in members if (wanted := home(node)) is not None}
+    users = _homes_after(layers, homes)
     place: dict[Node, int] = {}
     current = 0
     for name, members in layers.items():
         current = index.get(name, current)
         for node in members:
-            wanted = home(node)
-            position = index[wanted] if wanted is not None else current
-            place[node] = max([position, *(place[source] for source in node.all_input_nodes if source in place)])
+            sources = {place[source] for source in node.all_input_nodes if source in place}
+            last = max([homes.get(node, current), *sources])
+            possible = [homes[node]] if node in homes else [current, max(sources, default=current)]
+            place[node] = next((there for there in possible if all(before[there] >> source & 1 for source in sources)
+                                and all(before[user] >> there & 1 for user in users[node])), last)
     aligned: dict[str, tuple[Node, ...]] = {}
     for name in known:
         members = tuple(node for node in place if place[node] == index[name])
         if members:
             aligned[name] = members
     return aligned
+
+
+def _before(layers: Mapping[str, tuple[Node, ...]]) -> list[int]:
+    """For each layer a bit mask of those it needs, directly or not, and itself; the last, the loss, may need all."""
+    place = {node: position for position, members in enumerate(layers.values()) for node in members}
+    before = [1 << position for position in range(len(layers))]
+    for position, members in enumerate(layers.values()):  # in topological order
+        for source in {place[source] for node in members for source in node.all_input_nodes if source in place}:
+            before[position] |= before[source]
+    before[-1] = (1 << len(layers)) - 1
+    return before
+
+
+def _homes_after(layers: Mapping[str, tuple[Node, ...]], homes: Mapping[Node, int]) -> dict[Node, set[int]]:
+    """The homes of each node's users, through users that have none."""
+    found: dict[Node, set[int]] = {}
+    for node in reversed([node for members in layers.values() for node in members]):
+        found[node] = set()
+        for user in node.users:
+            found[node] |= {homes[user]} if user in homes else found.get(user, set())
+    return found

@@ -16,7 +16,7 @@ Policy = Literal["stash", "vertical", "2bw", "flush", "latest"]
 
 @dataclass(frozen=True)
 class StagePlan:
-    """A stage: consecutive layers of the profile's order, one device per replica."""
+    """A stage: layers in execution order, which may leave out layers of other branches; one device per replica."""
 
     layers: tuple[str, ...]
     devices: tuple[str, ...]  # replica i, which runs microbatches m with m mod r == i, on devices[i]

@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 import functools
 import itertools
+import random
 
+import networkx
 import pytest
 import torch
 
@@ -19,7 +21,8 @@ from planner.spec.errors import Mismatch
 from tests.launcher.stages import run_stages
 from tests.launcher.zoo import ZOO
 
-RANDOM = {"convolutional", "gpt", "seq2seq", "attention", "contexts"}
+RANDOM = {"convolutional", "gpt", "seq2seq", "attention", "contexts", "branches", "towers", "inception"}
+BRANCHING = ("branches", "towers", "inception", "residual", "seq2seq")
 
 
 @functools.cache
@@ -49,6 +52,24 @@ def cut(captured: Captured, count: int) -> list[list[str]]:
     return [names[a:b] for a, b in itertools.pairwise(edges)]
 
 
+def cut_anywhere(captured: Captured, seed: int) -> list[list[str]]:
+    """Two to five stages of a random topological order, so that a stage may have layers of several branches and not those between."""
+    draw = random.Random(seed)
+    names = list(captured.layers)
+    place = {node: name for name, members in captured.layers.items() for node in members}
+    together = networkx.DiGraph()
+    together.add_nodes_from(names)
+    together.add_edges_from((place[source], place[node]) for node in place for source in node.all_input_nodes if source in place)
+    for layers in captured.tied.values():
+        together.add_edges_from([*itertools.pairwise(layers), *itertools.pairwise(reversed(layers))])
+    graph = networkx.condensation(together)
+    order = list(networkx.lexicographical_topological_sort(graph, key=lambda group: draw.random()))
+    count = min(draw.randint(2, 5), len(order))
+    edges = [0, *sorted(draw.sample(range(1, len(order)), count - 1)), len(order)]
+    parts = [{name for group in order[a:b] for name in graph.nodes[group]["members"]} for a, b in itertools.pairwise(edges)]
+    return [sorted(part, key=names.index) for part in parts]
+
+
 def plain(job: Job, data: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, dict[str, torch.Tensor], dict[str, torch.Tensor]]:
     """Loss, gradients and buffers of the model itself, uncaptured."""
     job = copy.deepcopy(job)
@@ -70,12 +91,30 @@ def without_dropout(job: Job) -> Job:
 @pytest.mark.parametrize("stages", [1, 2, 3, 1000])
 @pytest.mark.parametrize("name", sorted(ZOO))
 def test_cut_model_equals_plain_model(name: str, stages: int) -> None:
+    captured = training(name, dropout=False)
+    assert_equals_the_plain_model(name, cut(captured, stages))
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("name", BRANCHING)
+def test_model_cut_between_its_branches_equals_plain_model(name: str, seed: int) -> None:
+    assert_equals_the_plain_model(name, cut_anywhere(training(name, dropout=False), seed))
+
+
+def test_such_cuts_have_stages_with_gaps() -> None:
+    for name in ("towers", "inception"):
+        names = list(training(name).layers)
+        stages = [stage for seed in range(8) for stage in cut_anywhere(training(name), seed)]
+        assert sum(names.index(stage[-1]) - names.index(stage[0]) >= len(stage) for stage in stages) >= 4
+
+
+def assert_equals_the_plain_model(name: str, stages: list[list[str]]) -> None:
     job = build(name, dropout=False)
     data = MicrobatchSource(job.train_data, job.microbatch_size, shuffle=False).read(0)
     loss, gradients, buffers = plain(job, data)
     captured = training(name, dropout=False)
     state = {key: value.detach().clone() for key, value in job.model.state_dict().items()}
-    results, got = run_stages(split(captured, cut(captured, stages)), state, [tensor.clone() for tensor in data])
+    results, got = run_stages(split(captured, stages), state, [tensor.clone() for tensor in data])
     torch.testing.assert_close(results[0].detach(), loss, rtol=1e-6, atol=1e-7)
     assert set(got) == set(gradients)
     for key, expected in gradients.items():
@@ -111,8 +150,17 @@ def test_random_masks_do_not_depend_on_the_cut(name: str, stages: int) -> None:
 @pytest.mark.parametrize("stages", [1, 3, 1000])
 @pytest.mark.parametrize("name", sorted(ZOO))
 def test_evaluation_is_cut_at_the_same_layers(name: str, stages: int) -> None:
+    assert_evaluation_equals_the_plain_model(name, cut(training(name), stages))
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("name", BRANCHING)
+def test_evaluation_is_cut_between_the_same_branches(name: str, seed: int) -> None:
+    assert_evaluation_equals_the_plain_model(name, cut_anywhere(training(name), seed))
+
+
+def assert_evaluation_equals_the_plain_model(name: str, names: list[list[str]]) -> None:
     job = build(name)
-    names = cut(training(name), stages)
     programs = split(evaluation(name), names)
     for program, trained in zip(programs, split(training(name), names), strict=True):
         assert set(program.parameters) <= set(trained.parameters)

@@ -365,7 +365,83 @@ def own_operation() -> Job:
     return vector_job(_OwnOperation())
 
 
+class _Branches(nn.Module):
+    """Two branches of the data, joined late, with a skip over both; glue of one branch runs between layers of the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Linear(6, 8)
+        self.left1, self.left2, self.left3 = nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 4)
+        self.right1, self.right2, self.right3 = nn.Linear(6, 8), nn.Dropout(0.3), nn.Linear(8, 4)
+        self.cross, self.head, self.dropout = nn.Linear(4, 4), nn.Linear(16, 3), 0.2
+
+    def forward(self, x: Tensor) -> Tensor:
+        stem = self.stem(x).tanh()
+        left = self.left1(stem)
+        right = self.right1(x)
+        left = F.dropout(left.relu(), self.dropout, self.training)
+        right = self.right2(right.tanh())
+        left = self.left2(left)
+        right = self.right3(right)
+        left = self.left3(left.sigmoid())
+        return self.head(torch.cat([self.cross(left * right), right, stem], 1))
+
+
+def branches() -> Job:
+    return vector_job(_Branches())
+
+
+class _Towers(nn.Module):
+    """Two branches, layer by layer in turn; in evaluation one of them does something between two layers of the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left = nn.ModuleList([nn.Linear(6, 8), nn.Tanh(), nn.BatchNorm1d(8), nn.Linear(8, 4)])
+        self.right = nn.ModuleList([nn.Linear(6, 8), nn.Sigmoid(), nn.Dropout(0.3), nn.Linear(8, 4)])
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        left, right = x, x
+        for one, other in zip(self.left, self.right, strict=True):
+            left, right = one(left), other(right)
+            if not self.training:
+                left = left.clamp(-0.5, 0.5)
+        return self.head(torch.cat([left, right], 1))
+
+
+def towers() -> Job:
+    return vector_job(_Towers())
+
+
+class _Inception(nn.Module):
+    """Branches written one after the other, as most models do; each block joins four, and the first block feeds the last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 4, 3)
+        self.blocks = nn.ModuleList(
+            nn.ModuleList([
+                nn.Conv2d(4, 1, 1),
+                nn.Sequential(nn.Conv2d(4, 2, 1), nn.BatchNorm2d(2), nn.ReLU(inplace=True), nn.Conv2d(2, 1, 3, padding=1)),
+                nn.Sequential(nn.MaxPool2d(3, 1, 1), nn.Conv2d(4, 1, 1), nn.Dropout(0.2)), nn.Conv2d(4, 1, 3, padding=1),
+            ]) for _ in range(2))
+        self.head = nn.Linear(8 * 36, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        first = None
+        for block in self.blocks:
+            x = torch.cat([branch(x) for branch in block], 1)  # type: ignore[union-attr]
+            first = x if first is None else first
+        return self.head(torch.cat([x, first], 1).flatten(1))
+
+
+def inception() -> Job:
+    return image_job(_Inception())
+
+
 ZOO: dict[str, Callable[[], Job]] = {
     job.__name__: job for job in (mlp, convolutional, residual, gpt, gpt_tied, seq2seq, skips, own_loss, no_grad, integers, writes,
-                                  repeated, attention, contexts, own_operation, normalised_data)
+                                  repeated, attention, contexts, own_operation, normalised_data, branches,
+                                  towers, inception)
 }
