@@ -23,6 +23,7 @@ EXIT_CODES: dict[type[PipedreamError], int] = {BadInput: 2, Infeasible: 3, Misma
 NO_HINT = {2: "correct the input and run the command again", 3: "allow more memory or devices", 4: "make a new plan with 'pipedream plan'",
            5: "read the worker's log in the run directory", 130: "run the same command again to start over"}
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+LONGEST_WORD = 300  # of it: somebody's number of 5000 digits
 MOST_CHARACTERS = 2000  # of a message: an exception of a library may carry a whole program
 PACKAGES = ("torch", "numpy", "networkx", "pulp", "highspy", "rich")
 
@@ -41,13 +42,13 @@ def describe(error: BaseException) -> Failure:
     """The failure that ``error`` is to the user."""
     if isinstance(error, PipedreamError):
         exit_code = next((code for kind, code in EXIT_CODES.items() if isinstance(error, kind)), 1)
-        return Failure(error.code, _line(error.message), _line(error.hint) or NO_HINT.get(exit_code, _bug_hint()), exit_code)
+        return Failure(error.code, _line(error.message, LONGEST_WORD), _line(error.hint) or NO_HINT.get(exit_code, _bug_hint()), exit_code)
     if isinstance(error, click.UsageError):
         path = error.ctx.command_path if error.ctx else "pipedream"
         near = getattr(error, "possibilities", None)
         also = f"did you mean {' or '.join(sorted(near)[:3])}? " if near else ""
         message = error.message if near else error.format_message()
-        return Failure("usage", _line(message), f"{also}see '{path} --help'", 2)
+        return Failure("usage", _line(message, LONGEST_WORD), f"{also}see '{path} --help'", 2)
     if isinstance(error, click.ClickException):
         return Failure("usage", _line(error.format_message()), "see 'pipedream --help'", 2)
     if isinstance(error, click.Abort | KeyboardInterrupt):
@@ -81,7 +82,8 @@ def _bug_hint() -> str:
     return "this is a bug in pipedream: run again with --debug and report what it prints"
 
 
-def _line(text: str) -> str:
+def _line(text: str, longest_word: int = MOST_CHARACTERS) -> str:
     """``text`` on one line of bearable length, without control characters that a terminal would obey."""
-    line = "".join(c for c in " ".join(text.split()) if c.isprintable())
+    words = (word if len(word) <= longest_word else f"{word[: longest_word - 3]}..." for word in text.split())
+    line = "".join(c for c in " ".join(words) if c.isprintable())
     return line if len(line) <= MOST_CHARACTERS else f"{line[:MOST_CHARACTERS - 3]}..."

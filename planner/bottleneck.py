@@ -18,6 +18,7 @@ from planner.state_paths import IMPOSSIBLE, StageCosts, Step, fewest_from, fewes
 
 __all__ = ["EQUAL", "Bottleneck", "least_time", "path_cost_us"]
 
+NO_TIME_US = 1e-200  # times below this are none: they cannot be told apart
 EQUAL = 1e-9  # relative difference below which two times are one
 _MOST_COLUMNS = 3000
 _MANY = 20_000  # stages, of which those out of reach are put aside
@@ -57,7 +58,7 @@ def least_time(stages: StageCosts, start: int, end: int, most_units: int, most_r
     if path_cost_us(stages, found) < high_us or not best:
         best, high_us = found, path_cost_us(stages, found)
     tried, kept = False, _useful(stages, start, end, most_units, most_replicas, high_us)
-    while high_us > low_us * (1 + EQUAL) and high_us > 0:
+    while high_us > low_us * (1 + EQUAL) and high_us > NO_TIME_US:
         last_call = not tried and high_us <= low_us * (1 + _CLOSE)
         middle_us = high_us * (1 - EQUAL / 2) if last_call else (low_us + high_us) / 2
         found = _try(kept, start, end, most_units, most_replicas, middle_us)

@@ -31,7 +31,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from planner.spec.cluster import Cluster, DeviceType, Link, Node
-from planner.spec.errors import BadInput, InvalidFile, InvalidValue
+from planner.spec.errors import BadInput, InvalidFile, InvalidValue, shown
 from planner.spec.units import parse_bandwidth, parse_bytes, parse_duration_us
 
 if sys.version_info >= (3, 11):
@@ -63,6 +63,8 @@ def parse_cluster(
         data = tomllib.loads(content)
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise InvalidFile(f"{source} is not TOML: {error}", hint="correct the file at that line") from error
+    except ValueError as error:  # Python reads 4300 digits
+        raise InvalidFile(f"{source} has a whole number of too many digits", hint="write quantities in larger units: '80 GiB'") from error
     options = {"--intra-bandwidth": intra_bandwidth, "--inter-bandwidth": inter_bandwidth, "--memory": memory_bytes}
     reader = _Reader({option: value for option, value in options.items() if value is not None})
     try:
@@ -85,13 +87,16 @@ class _Reader:
         _keys(data, "", required=("device_types", "nodes"), optional=("name",))
         name = data.get("name", default_name)
         if not isinstance(name, str):
-            raise InvalidValue(f"name is {name!r}, not text")
+            raise InvalidValue(f"name is {shown(name)}, not text")
         types = tuple(self._device_type(table, f"device_types[{i}]") for i, table in enumerate(_tables(data, "device_types", "")))
         return Cluster(name, types, tuple(self._node(table, f"nodes[{i}]") for i, table in enumerate(_tables(data, "nodes", ""))))
 
     def _device_type(self, table: dict[str, Any], where: str) -> DeviceType:
         _keys(table, where, required=("name",), optional=("speed", "memory"))
-        memory = parse_bytes(_text(table, "memory", where)) if "memory" in table else self._option("--memory")
+        if "memory" in table:
+            memory: float | None = _located(f"{where}.memory", parse_bytes, _text(table, "memory", where))
+        else:
+            memory = self._option("--memory")
         return _located(where, DeviceType, _text(table, "name", where), _number(table, "speed", where, 1.0),
                         None if memory is None else int(memory))
 
@@ -99,13 +104,14 @@ class _Reader:
         _keys(table, where, required=("name",), optional=("count", "bandwidth", "latency", "device", "children"))
         children = tuple(self._node(child, f"{where}.children[{i}]") for i, child in enumerate(_tables(table, "children", where)))
         option = "--inter-bandwidth" if children else "--intra-bandwidth"
-        bandwidth = parse_bandwidth(_text(table, "bandwidth", where)) if "bandwidth" in table else self._option(option)
+        bandwidth = _located(f"{where}.bandwidth", parse_bandwidth, _text(table, "bandwidth", where)) if "bandwidth" in table else (
+            self._option(option))
         if bandwidth is None:
             raise InvalidValue(f"missing key {where}.bandwidth", hint=f'write it, for example bandwidth = "12 GB/s", or give {option}')
-        latency_us = parse_duration_us(_text(table, "latency", where)) if "latency" in table else 0.0
+        latency_us = _located(f"{where}.latency", parse_duration_us, _text(table, "latency", where)) if "latency" in table else 0.0
         count = table.get("count", 1)
         if not isinstance(count, int) or isinstance(count, bool):
-            raise InvalidValue(f"{where}.count is {count!r}, not a whole number")
+            raise InvalidValue(f"{where}.count is {shown(count)}, not a whole number")
         link = _located(where, Link, float(bandwidth), latency_us)
         device = _text(table, "device", where) if "device" in table else None
         return _located(where, Node, _text(table, "name", where), count, link, device, children)
@@ -143,12 +149,15 @@ def _tables(table: dict[str, Any], key: str, where: str) -> list[dict[str, Any]]
 def _text(table: dict[str, Any], key: str, where: str) -> str:
     value = table[key]
     if not isinstance(value, str):
-        raise InvalidValue(f"{where}.{key} is {value!r}, not text in quotes")
+        raise InvalidValue(f"{where}.{key} is {shown(value)}, not text in quotes")
     return value
 
 
 def _number(table: dict[str, Any], key: str, where: str, default: float) -> float:
     value = table.get(key, default)
     if not isinstance(value, int | float) or isinstance(value, bool):
-        raise InvalidValue(f"{where}.{key} is {value!r}, not a number")
-    return float(value)
+        raise InvalidValue(f"{where}.{key} is {shown(value)}, not a number")
+    try:
+        return float(value)
+    except OverflowError:
+        raise InvalidValue(f"{where}.{key} is {shown(value)}, which is too large") from None

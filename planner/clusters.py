@@ -76,7 +76,7 @@ def _local(device: Device, intra: float | None, inter: float | None, memory_byte
 
 
 def _shorthand(text: str, device: Device, intra: float | None, inter: float | None, memory_bytes: int | None) -> Cluster:
-    counts = [int(part) for part in re.split("[x×]", text)]
+    counts = [int(part) if len(part) < 10 else 10**9 for part in re.split("[x×]", text)]  # beyond any limit either way
     if len(counts) > len(_LEVELS):
         raise BadInput(f"--cluster {text} has {len(counts)} levels, a shorthand has at most {len(_LEVELS)}",
                        hint="describe deeper trees in a TOML file")
@@ -84,7 +84,8 @@ def _shorthand(text: str, device: Device, intra: float | None, inter: float | No
     for count in counts:
         total *= count
     if not 1 <= total <= _MOST_DEVICES:
-        raise BadInput(f"--cluster {text} has {total} devices, not between 1 and {_MOST_DEVICES}", hint="for example --cluster 2x4")
+        raise BadInput(f"--cluster {text} has {total if total < 10**9 else 'over a billion'} devices, not between 1 and {_MOST_DEVICES}",
+                       hint="for example --cluster 2x4")
     groups, per_server = counts[:-1], counts[-1]
     if len(groups) == 1 and groups[0] == 1 and inter is None:
         groups = []  # one server: nothing is outside it

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from planner.bottleneck import NO_TIME_US
 from planner.ideals import CutStates
 from planner.spec.profile import Profile
 from planner.state_paths import IMPOSSIBLE
@@ -83,7 +84,7 @@ class Stages:
         The cost is not monotone in m: ``T m^2 - (own + sync) m + sync >= 0`` holds outside of two roots.
         So it is the fewest that the cuts allow, unless that lies between the roots; then the larger root.
         """
-        time_us = max(time_us, 1e-200)  # a model that costs nothing
+        time_us = max(time_us, NO_TIME_US)  # a model that costs nothing
         with np.errstate(over="ignore", invalid="ignore"):
             fewest = np.maximum(np.ceil(np.maximum(self.in_us, self.out_us) / time_us), 1.0)
             both = self.own_us + self.sync_us

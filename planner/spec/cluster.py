@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from planner.spec.errors import InvalidValue
+from planner.spec.errors import InvalidValue, shown
 from planner.spec.files import require
 
 __all__ = ["Cluster", "DeviceType", "Link", "Node"]
@@ -55,7 +55,7 @@ class Node:
 
     def __post_init__(self) -> None:
         require(bool(self.name) and "/" not in self.name, f"name {self.name!r} is empty or has a '/'")
-        require(1 <= self.count <= 1_000_000, f"count {self.count} is not between 1 and 1000000")
+        require(1 <= self.count <= 1_000_000, f"count {shown(self.count)} is not between 1 and 1000000")
         require((self.device is None) == bool(self.children), f"node {self.name!r} must have either a device type or children")
 
     @property

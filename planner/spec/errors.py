@@ -15,6 +15,7 @@ __all__ = [
     "Mismatch",
     "PipedreamError",
     "WorkerFailure",
+    "shown",
     "told",
 ]
 
@@ -45,6 +46,19 @@ def told(error: BaseException) -> str:
         return str(error)
     except Exception:
         return ""
+
+
+def shown(value: object, most: int = 60) -> str:
+    """``value`` as a message shows it: what the user wrote, but not all of it where it is long.
+
+    >>> shown("16 potatoes"), shown("9" * 5000)
+    ("'16 potatoes'", "'99999999999999999999999999999999999999999999999999999999...")
+    """
+    try:
+        text = repr(value)
+    except ValueError:  # a whole number of more digits than Python writes
+        return "a number of very many digits"
+    return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
 class BadInput(PipedreamError):

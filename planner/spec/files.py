@@ -21,9 +21,10 @@ import typing
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, TypeVar
 
-from planner.spec.errors import BadInput, InvalidFile, InvalidValue
+from planner.spec.errors import BadInput, InvalidFile, InvalidValue, shown
 
 T = TypeVar("T")
+_MOST_DIGITS = 4000  # of a whole number: Python reads few more
 
 
 class Document(Protocol):
@@ -55,7 +56,7 @@ def read_document(cls: type[D], path: str | os.PathLike[str]) -> D:
 def parse_document(cls: type[D], text: str, *, source: str) -> D:
     """Like :func:`read_document`, for text already read from ``source``."""
     try:
-        data = json.loads(text, object_pairs_hook=_unique_keys, parse_constant=_no_constant)
+        data = json.loads(text, object_pairs_hook=_unique_keys, parse_constant=_no_constant, parse_int=_whole_number)
     except (ValueError, RecursionError, InvalidValue) as error:
         raise InvalidFile(f"{source} is not JSON: {error}", hint="write the file again with the command that makes it") from error
     if not isinstance(data, dict) or data.get("format") != cls.FORMAT:
@@ -167,7 +168,7 @@ def decode(cls: Any, data: Any, where: str) -> Any:
         return _decode_union(arguments, data, where)
     if origin is typing.Literal:
         if not any(data == option and type(data) is type(option) for option in arguments):
-            raise InvalidValue(f"{where} is {_show(data)}, not one of {', '.join(map(repr, arguments))}")
+            raise InvalidValue(f"{where} is {shown(data)}, not one of {', '.join(map(repr, arguments))}")
         return data
     if origin is tuple:
         _expect(isinstance(data, list), data, where, "a list")
@@ -177,7 +178,7 @@ def decode(cls: Any, data: Any, where: str) -> Any:
         return {key: decode(arguments[1], item, f"{where}.{key}" if where else key) for key, item in data.items()}
     data = _decode_scalar(cls, data, where)
     if cls is int and abs(data) >= 2**63:  # arithmetic with it would leave the range of a float
-        raise InvalidValue(f"{where} is {_show(data)}, which is beyond {2**63}")
+        raise InvalidValue(f"{where} is {shown(data)}, which is beyond {2**63}")
     return data
 
 
@@ -210,7 +211,7 @@ def _decode_union(options: tuple[Any, ...], data: Any, where: str) -> Any:
     for option in rest:  # scalars only: the first whose own type matches exactly
         if type(data) is option:
             return _decode_scalar(option, data, where)
-    raise InvalidValue(f"{where} is {_show(data)}, not {' or '.join(option.__name__ for option in rest)}")
+    raise InvalidValue(f"{where} is {shown(data)}, not {' or '.join(option.__name__ for option in rest)}")
 
 
 def _decode_scalar(cls: type, data: Any, where: str) -> Any:
@@ -232,12 +233,7 @@ def _type_hints(cls: type) -> dict[str, Any]:
 
 def _expect(condition: bool, data: Any, where: str, expected: str) -> None:
     if not condition:
-        raise InvalidValue(f"{where} is {_show(data)}, not {expected}")
-
-
-def _show(data: Any) -> str:
-    text = repr(data)
-    return text if len(text) <= 60 else text[:57] + "..."
+        raise InvalidValue(f"{where} is {shown(data)}, not {expected}")
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -246,6 +242,12 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         keys = [key for key, _ in pairs]
         raise InvalidValue(f"key {next(k for k in keys if keys.count(k) > 1)!r} appears twice")
     return result
+
+
+def _whole_number(text: str) -> int:
+    if len(text) > _MOST_DIGITS:
+        raise InvalidValue(f"a whole number of {len(text)} digits is more than a document can hold")
+    return int(text)
 
 
 def _no_constant(name: str) -> Any:

@@ -140,6 +140,9 @@ class Plan:
         require(bool(self.stages), "stages is empty")
         require(len(self.predicted.stages) == len(self.stages),
                 f"predicted.stages has {len(self.predicted.stages)} entries for {len(self.stages)} stages")
+        for index, stage_prediction in enumerate(self.predicted.stages):
+            need = stage_prediction.memory.total_bytes
+            require(need < 2**63, f"stages[{index}] needs {need} bytes on a device, more than a file can hold", "check the profile's bytes")
         known = {path for path, _ in self.cluster.devices()}
         used: set[str] = set()
         for index, stage in enumerate(self.stages):

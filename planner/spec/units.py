@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import re
 
-from planner.spec.errors import InvalidValue
+from planner.spec.errors import InvalidValue, shown
 
 _BYTES = {
-    "b": 1.0,
-    **{f"{p}b": 1000.0 ** (i + 1) for i, p in enumerate("kmgtp")},
-    **{f"{p}ib": 1024.0 ** (i + 1) for i, p in enumerate("kmgtp")},
+    "B": 1.0,
+    **{f"{p}B": 1000.0 ** (i + 1) for i, p in enumerate("kMGTP")},
+    **{f"{p}iB": 1024.0 ** (i + 1) for i, p in enumerate("KMGTP")},
 }
-_BITS = {f"{p}bit": 1000.0 ** (i + 1) / 8 for i, p in enumerate("kmgtp")} | {"bit": 1 / 8}
+_BITS = {f"{p}bit": 1000.0 ** (i + 1) / 8 for i, p in enumerate("kMGTP")} | {"bit": 1 / 8}
 _MICROSECONDS = {"ns": 1e-3, "us": 1.0, "µs": 1.0, "ms": 1e3, "s": 1e6, "min": 60e6, "h": 3600e6}
 _MOST_BYTES = 1e18  # what the value types hold, also for bytes per second
 _MOST_US = 1e12
@@ -41,7 +41,7 @@ def parse_bandwidth(text: str) -> float:
     per_second |= {unit.replace("bit", "bps"): factor for unit, factor in _BITS.items()}
     value = _parse(text, per_second, "a bandwidth such as '12.5 GB/s' or '10 Gbit/s'", _MOST_BYTES)
     if value <= 0:
-        raise InvalidValue(f"bandwidth {text!r} is not above zero", hint="give the link's rate, for example '1.25 GB/s'")
+        raise InvalidValue(f"bandwidth {shown(text)} is not above zero", hint="give the link's rate, for example '1.25 GB/s'")
     return value
 
 
@@ -55,13 +55,17 @@ def parse_duration_us(text: str) -> float:
 
 
 def _parse(text: str, factors: dict[str, float], expected: str, most: float) -> float:
+    """Units may be written in any case."""
     match = _QUANTITY.match(text)
-    factor = factors.get(match.group(2).lower()) if match else None
+    known = {unit.lower(): factor for unit, factor in factors.items()}
+    factor = known.get(match.group(2).lower()) if match else None
     if match is None or factor is None:
-        raise InvalidValue(f"{text!r} is not {expected}", hint=f"known units: {', '.join(u for u in factors if u)}")
+        rate = match is not None and len(text) < 40 and f"{match.group(2)}/s".lower() in known
+        raise InvalidValue(f"{shown(text)} is not {expected}", hint=f"did you mean '{text.strip()}/s'?" if rate else
+                           f"units: {', '.join(unit for unit in factors if unit)}")
     value = float(match.group(1)) * factor
     if not value < most:
-        raise InvalidValue(f"{text!r} is too large: {value:g}, the most is {most:g}", hint=f"give {expected}")
+        raise InvalidValue(f"{shown(text)} is too large: {value:g}, the most is {most:g}", hint=f"give {expected}")
     return value
 
 

@@ -72,7 +72,8 @@ def test_an_exception_that_cannot_be_told_is_named() -> None:
 
 
 def test_a_message_of_any_length_is_a_line_that_can_be_read() -> None:
-    assert len(describe(errors.BadInput("x" * 100_000)).message) == 2000
+    assert len(describe(errors.BadInput("x " * 100_000)).message) == 2000
+    assert describe(errors.BadInput(f"{'9' * 5000} is too many")).message.endswith("999... is too many")
 
 
 def test_a_program_ended_by_code_that_is_not_ours_is_reported() -> None:
