@@ -29,6 +29,7 @@ def train(job: Job, steps: int, batch_microbatches: int, seed: int) -> float:
     """``steps`` updates; returns the mean training loss of the last tenth of them."""
     assert job.loss is not None
     optimizer = job.optimizer(job.model.parameters())
+    scheduler = job.scheduler(optimizer) if job.scheduler is not None else None
     order = MicrobatchSource(job.train_data, job.microbatch_size, job.shuffle, seed)
     indices = [order.samples(microbatch) for microbatch in range(steps * batch_microbatches)]
     microbatches = iter(DataLoader(job.train_data, batch_sampler=indices))  # type: ignore[arg-type, var-annotated]
@@ -41,7 +42,11 @@ def train(job: Job, steps: int, batch_microbatches: int, seed: int) -> float:
             loss = job.loss(job.model(inputs), targets) / batch_microbatches
             loss.backward()
             total += loss.item()
+        if job.clip_norm is not None:
+            torch.nn.utils.clip_grad_norm_(job.model.parameters(), job.clip_norm)
         optimizer.step()
+        if scheduler is not None:
+            scheduler.step()
         losses.append(total)
         if step % PRINT_EVERY == 0:
             print(f"step {step}/{steps}  loss {sum(losses[-PRINT_EVERY:]) / PRINT_EVERY:.4f}", file=sys.stderr)

@@ -47,6 +47,8 @@ class Job:
     what the model takes, and the model returns its loss: a scalar, or an object with ``.loss``.
     ``optimizer`` is called once per worker with that stage's parameters. ``metrics`` are computed in
     evaluation, ``metric(outputs, targets)`` being a mean over the microbatch too.
+    ``scheduler`` makes a learning-rate schedule for such an optimizer; it is stepped after every update.
+    ``clip_norm`` bounds the norm of the whole model's gradient at each update, over all stages.
     """
 
     model: torch.nn.Module
@@ -58,3 +60,5 @@ class Job:
     metrics: Mapping[str, Callable[[Any, Any], torch.Tensor]] = field(default_factory=dict)
     shuffle: bool = True
     loader_processes: int = 0
+    scheduler: Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler] | None = None
+    clip_norm: float | None = None

@@ -201,9 +201,9 @@ def _check(job: Any, target: str) -> Job:
         raise BadInput(f"{target}: model is a {type(job.model).__name__}, not a torch.nn.Module", hint="give Job(model=...) a module")
     if not any(parameter.requires_grad for parameter in job.model.parameters()):
         raise BadInput(f"{target}: the model has no trainable parameter", hint="give at least one parameter requires_grad=True")
-    for field in ("optimizer", "loss"):
+    for field in ("optimizer", "loss", "scheduler"):
         value = getattr(job, field)
-        if not callable(value) and not (field == "loss" and value is None):
+        if not callable(value) and not (field != "optimizer" and value is None):
             raise BadInput(f"{target}: {field} is a {type(value).__name__}, not callable", hint=f"give Job({field}=...) a function")
     if not isinstance(job.metrics, Mapping):
         raise BadInput(f"{target}: metrics is a {type(job.metrics).__name__}, not a dict", hint="give Job(metrics={'name': function})")
@@ -220,6 +220,8 @@ def _check(job: Any, target: str) -> Job:
         raise BadInput(f"{target}: microbatch_size {job.microbatch_size!r} is not a whole number from 1", hint="use for example 8")
     if not isinstance(job.loader_processes, int) or isinstance(job.loader_processes, bool) or job.loader_processes < 0:
         raise BadInput(f"{target}: loader_processes {job.loader_processes!r} is not a whole number from 0", hint="use 0 for none")
+    if job.clip_norm is not None and not (isinstance(job.clip_norm, int | float) and 0 < job.clip_norm < float("inf")):
+        raise BadInput(f"{target}: clip_norm {job.clip_norm!r} is not a number above 0", hint="use for example 1.0, or None for none")
     for field, data in (("train_data", job.train_data), ("evaluation_data", job.evaluation_data)):
         if data is None:
             if field == "evaluation_data":

@@ -1,4 +1,7 @@
-"""The job's optimizer for the parameters of one stage, checked: one that holds others would train nothing, silently."""
+"""The job's optimizer and learning-rate schedule for one stage, checked.
+
+An optimizer of other parameters would train nothing, silently; so would a schedule of another optimizer.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +12,10 @@ from torch import nn
 
 from planner.spec.errors import BadInput
 
-__all__ = ["OptimizerFactory", "make_optimizer"]
+__all__ = ["OptimizerFactory", "SchedulerFactory", "make_optimizer", "make_scheduler"]
 
 OptimizerFactory = Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer]
+SchedulerFactory = Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler]
 
 
 def make_optimizer(factory: OptimizerFactory, parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
@@ -32,3 +36,21 @@ def make_optimizer(factory: OptimizerFactory, parameters: Sequence[nn.Parameter]
                        "these would never be trained",
                        hint="make it anew from the function's argument: optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1)")
     return optimizer
+
+
+def make_scheduler(factory: SchedulerFactory, optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler:
+    """The schedule that ``factory`` makes for ``optimizer``, stepped after each update.
+
+    Raises:
+        BadInput: what it made is no such schedule, needs a measured value at each step, or is another optimizer's.
+    """
+    scheduler = factory(optimizer)
+    hint = "return for example torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=1000), counted in updates"
+    if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
+        raise BadInput("the job's scheduler function returned ReduceLROnPlateau, which needs a measured value at every step", hint=hint)
+    if not callable(getattr(scheduler, "step", None)) or not callable(getattr(scheduler, "get_last_lr", None)):
+        raise BadInput(f"the job's scheduler function returned {type(scheduler).__name__}, not a learning-rate schedule", hint=hint)
+    if getattr(scheduler, "optimizer", optimizer) is not optimizer:
+        raise BadInput("the job's scheduler is another optimizer's than the one it was given: its learning rates would have no effect",
+                       hint="make it anew from the function's argument: scheduler=lambda optimizer: ...LR(optimizer, ...)")
+    return scheduler

@@ -84,6 +84,7 @@ def assign(task: Task, job: Job, programs: Programs, worker: Worker, device: tor
         evaluation={size: split(captured, stages)[worker.stage] for size, captured in programs.evaluation.items()},
         evaluation_source=evaluation_source, evaluation_sizes=() if evaluation_source is None else evaluation_source.sizes, device=device,
         averaged_buffers=tuple(name for name in program.buffers if name in program.written), recompute=plan.stages[worker.stage].recompute,
+        scheduler=job.scheduler, clip_norm=job.clip_norm,
     )
 
 

@@ -59,12 +59,12 @@ class Receiver(Protocol):
 
 
 class Reducer(Protocol):
-    """Sums over the replicas of one stage; every replica calls it the same number of times."""
+    """Sums over the replicas of one stage, or over all workers; each of them calls it the same number of times."""
 
     size: int
 
     def sum_(self, tensor: torch.Tensor) -> None:
-        """Replace ``tensor`` (contiguous) by its sum over the replicas, the same bits on each."""
+        """Replace ``tensor`` (contiguous) by its sum over them, the same bits on each."""
 
 
 class Transport(Protocol):
@@ -78,6 +78,9 @@ class Transport(Protocol):
     def receiver(self, edge: Edge, messages: Iterable[Sequence[Value]]) -> Receiver: ...
 
     def reducer(self, stage: int) -> Reducer: ...
+
+    def everyone(self) -> Reducer:
+        """Over all workers of the pipeline. All of them ask for it, or none."""
 
 
 def workers(replicas: Sequence[int]) -> tuple[Worker, ...]:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import torch
 
 from launcher.program import Value
-from launcher.runtime.channel import Edge, PeerLost
+from launcher.runtime.channel import Edge, PeerLost, Worker, rank_of
 
 __all__ = ["LocalTransport"]
 
@@ -47,21 +47,21 @@ class _LocalReceiver:
 
 
 class _LocalReducer:
-    """A rendezvous of one stage's threads; every replica has its own handle to the shared state."""
+    """A rendezvous of threads, one stage's or all; each has its own handle to the shared state."""
 
-    def __init__(self, shared: _Meeting, replica: int) -> None:
+    def __init__(self, shared: _Meeting, index: int) -> None:
         self.size = shared.size
-        self._shared, self._replica = shared, replica
+        self._shared, self._index = shared, index
 
     def sum_(self, tensor: torch.Tensor) -> None:
         shared = self._shared
-        shared.tensors[self._replica] = tensor
+        shared.tensors[self._index] = tensor
         try:
             shared.barrier.wait()
             total = sum(shared.tensors[1:], start=shared.tensors[0])
             shared.barrier.wait()
         except threading.BrokenBarrierError:
-            raise PeerLost("a replica did not come to the sum") from None
+            raise PeerLost("a worker did not come to the sum") from None
         tensor.copy_(total)
 
 
@@ -79,10 +79,11 @@ class LocalTransport:
         self._timeout_s = timeout_s
         self._lock = threading.Lock()
         self._queues: dict[Edge, queue.Queue[tuple[torch.Tensor, ...]]] = {}
-        self._meetings = [_Meeting(size, timeout_s) for size in replicas]
+        self._meetings = [_Meeting(size, timeout_s) for size in (*replicas, sum(replicas))]  # the last one is everybody's
+        self._replicas = tuple(replicas)
 
-    def of(self, replica: int) -> _LocalView:
-        return _LocalView(self, replica)
+    def of(self, worker: Worker) -> _LocalView:
+        return _LocalView(self, worker, rank_of(self._replicas, worker))
 
     def messages(self, edge: Edge) -> queue.Queue[tuple[torch.Tensor, ...]]:
         with self._lock:
@@ -102,8 +103,8 @@ class LocalTransport:
 
 
 class _LocalView:
-    def __init__(self, world: LocalTransport, replica: int) -> None:
-        self._world, self._replica = world, replica
+    def __init__(self, world: LocalTransport, worker: Worker, rank: int) -> None:
+        self._world, self._worker, self._rank = world, worker, rank
 
     def sender(self, edge: Edge, window: int | None) -> _LocalSender:
         return _LocalSender(self._world.messages(edge))
@@ -112,4 +113,7 @@ class _LocalView:
         return _LocalReceiver(edge, self._world.messages(edge), iter(messages), self._world.timeout_s)
 
     def reducer(self, stage: int) -> _LocalReducer:
-        return _LocalReducer(self._world.meeting(stage), self._replica)
+        return _LocalReducer(self._world.meeting(stage), self._worker.replica)
+
+    def everyone(self) -> _LocalReducer:
+        return _LocalReducer(self._world.meeting(-1), self._rank)

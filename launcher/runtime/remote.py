@@ -102,7 +102,7 @@ class RemoteTransport:
     def __init__(self, pipeline: Pipeline, device: torch.device, timeout_s: float) -> None:
         self._replicas = pipeline.replicas
         self._device = device
-        timeout = timedelta(seconds=timeout_s)
+        timeout = self._timeout = timedelta(seconds=timeout_s)
         with peer_errors(None):
             self._groups = {
                 edge: dist.new_group([rank_of(self._replicas, edge.source), rank_of(self._replicas, edge.destination)], timeout=timeout)
@@ -121,6 +121,10 @@ class RemoteTransport:
 
     def reducer(self, stage: int) -> Reducer:
         return _RemoteReducer(self._stages[stage], self._replicas[stage])
+
+    def everyone(self) -> Reducer:
+        with peer_errors(None):
+            return _RemoteReducer(dist.new_group(timeout=self._timeout), sum(self._replicas))
 
 
 @contextlib.contextmanager

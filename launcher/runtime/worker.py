@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
-from launcher.optimizer import OptimizerFactory, make_optimizer
+from launcher.optimizer import OptimizerFactory, SchedulerFactory
 from launcher.program import StageProgram
 from launcher.runtime.channel import Transport, Worker
 from launcher.runtime.evaluation import Evaluation
@@ -23,6 +23,7 @@ from launcher.runtime.observer import Observer
 from launcher.runtime.replicas import GradientReduction, averaged_buffers, sum_over_replicas
 from launcher.runtime.source import Source
 from launcher.runtime.stage import Stage
+from launcher.runtime.update import Update
 from launcher.runtime.weights import WeightVersions
 from planner.spec.plan import Policy
 from planner.spec.policies import POLICIES
@@ -50,6 +51,8 @@ class Assignment:
     evaluation_source: Source | None = None
     evaluation_sizes: tuple[int, ...] = ()  # samples of each evaluation microbatch
     averaged_buffers: tuple[str, ...] = ()
+    scheduler: SchedulerFactory | None = None
+    clip_norm: float | None = None  # of the gradients of all stages together
     recompute: bool = False  # keep a microbatch's inputs only, and run its forward again for the backward
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
 
@@ -79,9 +82,12 @@ class StageWorker:
         self.weights = WeightVersions([parameters[name] for name in program.parameters], overwrites=policy.overwrites)
         self._stage = Stage(program, self.weights, [buffers[name] for name in program.buffers], self._pipeline.batch_microbatches,
                             recompute=assignment.recompute, alone=self._pipeline.in_flight[self.worker.stage] == 1)
-        self._optimizer = make_optimizer(optimizer, self.weights.masters) if self.weights.trainable else None
         self._reducer = transport.reducer(self.worker.stage)
         self._reduce = GradientReduction(self._reducer)
+        self._joint = assignment.clip_norm is not None
+        masters = self.weights.masters if self.weights.trainable else ()
+        self._update_weights = Update(masters, optimizer, assignment.scheduler, assignment.clip_norm,
+                                      transport.everyone() if self._joint else None, counts=self.worker.replica == 0)
         self._observer = observer or Observer()
         self._keyed = keyed
         self._links = Links(self._pipeline, self.worker, program, assignment.evaluation, assignment.evaluation_sizes, transport)
@@ -149,17 +155,18 @@ class StageWorker:
     def _update(self, op: Op) -> None:
         loss = None
         start = time.monotonic_ns()
-        if self._reducer.size > 1:
+        if self._reducer.size > 1 or self._joint:
             self._observer.waiting(op)
         if self._last:
             end = (op.index + 1) * self._pipeline.batch_microbatches
             total = sum(float(self._losses.pop(microbatch)) for microbatch in sorted(self._losses) if microbatch < end)
             loss = sum_over_replicas([total], self._reducer, self._device)[0] / self._pipeline.batch_microbatches
         self._reduce(self.weights.trainable)
+        self._update_weights.clip(self._device)
         reduced = time.monotonic_ns()
         self._observer.running(op)
-        self.weights.advance(self._optimizer_step, self._needed_from(self.weights.newest + 1))
-        if self._reducer.size > 1:
+        self.weights.advance(self._update_weights.step, self._needed_from(self.weights.newest + 1))
+        if self._reducer.size > 1 or self._joint:
             self._observer.spent(op, "allreduce", start, reduced)
         self._observer.spent(op, "update", reduced, time.monotonic_ns())
         self._observer.updated(op.index, loss)
@@ -171,12 +178,6 @@ class StageWorker:
     def _needed_from(self, newest: int) -> int:
         """The oldest version that a forward still to come uses, with ``newest`` updates done."""
         return self._rule(self._next_forward, newest) if self._next_forward < self._pipeline.microbatches else newest
-
-    def _optimizer_step(self) -> None:
-        if self._optimizer is not None:
-            self._optimizer.step()
-            for master in self.weights.trainable:
-                master.grad = None
 
     def _evaluate(self, op: Op) -> None:
         assert self._evaluation is not None  # the schedule has no E without evaluation microbatches

@@ -34,13 +34,15 @@ def optimizer(name):
         "adamw": lambda parameters: torch.optim.AdamW(parameters, lr=0.01, fused=True),
     }[name]
 
-def job(optimizer_name: str = "momentum", evaluation: int = 0, width: int = 16, loaders: int = 0) -> Job:
+def job(optimizer_name: str = "momentum", evaluation: int = 0, width: int = 16, loaders: int = 0,
+        clip_norm: float | None = None, schedule: bool = False) -> Job:
     sizes = [8, width, width, width]
     hidden = [layer for a, b in zip(sizes, sizes[1:]) for layer in (nn.Linear(a, b), nn.Tanh())]
     model = nn.Sequential(*hidden, nn.Linear(width, 4))
     accuracy = lambda outputs, targets: (outputs.argmax(-1) == targets).float().mean()
     return Job(model=model, loss=nn.functional.cross_entropy, train_data=Data(64), evaluation_data=Data(evaluation) if evaluation else None,
-               optimizer=optimizer(optimizer_name), microbatch_size=4, metrics={"accuracy": accuracy}, loader_processes=loaders)
+               optimizer=optimizer(optimizer_name), microbatch_size=4, metrics={"accuracy": accuracy}, loader_processes=loaders,
+               clip_norm=clip_norm, scheduler=(lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 3, 0.5)) if schedule else None)
 '''
 
 TROUBLE_JOB = '''

@@ -23,6 +23,7 @@ import torch
 from torch import nn
 
 OptimizerFactory = Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer]
+SchedulerFactory = Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler]
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ def version(setup: Setup, stage: int, microbatch: int) -> int:
 
 def simulate(
     parameters: Mapping[str, torch.Tensor], loss: Callable[[Mapping[str, torch.Tensor], int], torch.Tensor], setup: Setup,
-    optimizer: OptimizerFactory, updates: int,
+    optimizer: OptimizerFactory, updates: int, scheduler: SchedulerFactory | None = None, clip_norm: float | None = None,
 ) -> tuple[dict[str, torch.Tensor], list[float]]:
     """Parameters after ``updates`` updates, and each batch's mean loss.
 
@@ -59,6 +60,7 @@ def simulate(
     """
     masters = {name: nn.Parameter(value.detach().clone()) for name, value in parameters.items()}
     optimizers = [optimizer([masters[name] for name in names]) if names else None for names in setup.stages]
+    schedulers = [scheduler(one) for one in optimizers if one is not None] if scheduler is not None else []
     history = [{name: value.detach().clone() for name, value in masters.items()}]
     losses = []
     for batch in range(updates):
@@ -87,9 +89,10 @@ def simulate(
             for name in names:
                 parts = [sums[name, replica] for replica in range(setup.replicas[stage]) if (name, replica) in sums]
                 masters[name].grad = sum(parts[1:], start=parts[0]) if parts else None
-            stage_optimizer = optimizers[stage]
-            if stage_optimizer is not None:
-                stage_optimizer.step()
+        if clip_norm is not None:
+            nn.utils.clip_grad_norm_(masters.values(), clip_norm)
+        for step in (*(one for one in optimizers if one is not None), *schedulers):
+            step.step()
         history.append({name: value.detach().clone() for name, value in masters.items()})
         losses.append(batch_loss / setup.batch_microbatches)
     return {name: value.detach() for name, value in masters.items()}, losses

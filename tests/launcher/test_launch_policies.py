@@ -57,6 +57,18 @@ def test_parameters_after_ten_updates(tmp_path: Path, policy: Policy, replicas: 
     assert seen[-1].update == UPDATES
 
 
+@pytest.mark.parametrize(("policy", "replicas", "batch"), [("stash", (1, 2), 2), ("2bw", (1, 1, 1), 3)], ids=str)
+def test_a_schedule_and_clipping_over_all_stages(tmp_path: Path, policy: Policy, replicas: tuple[int, ...], batch: int) -> None:
+    reference = JobReference(write_job(tmp_path), {"clip_norm": 0.3, "schedule": True})
+    plan = make_plan(reference, replicas, batch=batch, policy=policy)
+    settings = TrainSettings(tmp_path / "run", UPDATES, None, seed=3, oversubscribe=True, timeout_s=60)
+    train(plan, reference, settings, lambda progress: None)
+    expected, _ = simulated(plan, reference, 3)
+    found = torch.load(tmp_path / "run" / "weights.pt", weights_only=True)
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value, rtol=0, atol=1e-6, msg=lambda text, name=name: f"{name}: {text}")
+
+
 def simulated(plan: Plan, reference: JobReference, seed: int) -> tuple[dict[str, torch.Tensor], list[float]]:
     job = load_job(reference, seed=seed)
     source = MicrobatchSource(job.train_data, plan.microbatch_size, job.shuffle, seed)
@@ -72,7 +84,8 @@ def simulated(plan: Plan, reference: JobReference, seed: int) -> tuple[dict[str,
 
     setup = Setup(stages, plan.replicas, tuple(stage.in_flight for stage in plan.stages), plan.batch_microbatches,
                   plan.policy)
-    return simulate({name: value.detach() for name, value in job.model.named_parameters()}, loss, setup, job.optimizer, UPDATES)
+    parameters = {name: value.detach() for name, value in job.model.named_parameters()}
+    return simulate(parameters, loss, setup, job.optimizer, UPDATES, job.scheduler, job.clip_norm)
 
 
 def assert_evaluation_is_the_final_models(summary: Summary, model: nn.Module, reference: JobReference) -> None:

@@ -150,7 +150,7 @@ def run(kind: str, replicas: tuple[int, ...], batch: int, evaluate_every: int, p
     for worker in workers(replicas):
         assignment = assign(task, job, programs, worker, torch.device("cpu"))
         parameters, buffers = stage_state(assignment, copy.deepcopy(job.model))
-        made[worker] = StageWorker(assignment, parameters, buffers, job.optimizer, transport.of(worker.replica),
+        made[worker] = StageWorker(assignment, parameters, buffers, job.optimizer, transport.of(worker),
                                    losses if worker == (len(replicas) - 1, 0) else None, keyed=lambda m: keyed(SEED, m))
     finals: dict[Worker, dict[str, torch.Tensor]] = {}
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from launcher.runtime.worker import StageWorker
+from planner.memory import live_versions
 from planner.spec.errors import BadInput
 from planner.spec.plan import Policy
 from planner.spec.policies import POLICIES
@@ -98,6 +99,8 @@ EXPECTED_STORAGES = [
     ("stash", (1, 1, 1), 1, 0, (3, 2, 1)), ("vertical", (1, 1, 1), 1, 0, (3, 3, 3)),
     # a longer batch needs fewer
     ("stash", (1, 1, 1), 2, 0, (2, 2, 1)), ("vertical", (1, 1, 1), 2, 0, (2, 2, 2)),
+    ("stash", (2, 1), 2, 0, (2, 1)), ("vertical", (2, 1), 2, 0, (2, 2)),
+    ("stash", (1, 2), 2, 1, (3, 1)), ("vertical", (1, 2), 2, 1, (3, 3)),
     # two of 2bw, whatever the depth
     ("2bw", (1, 1, 1), 3, 0, (2, 2, 2)), ("2bw", (1, 1, 1), 4, 1, (2, 2, 2)), ("2bw", (2, 1), 4, 0, (2, 2)),
     ("2bw", (1, 2, 1), 8, 1, (2, 2, 2)),
@@ -124,6 +127,7 @@ def test_a_stage_holds_no_more_versions_than_its_policy_needs(
     assert pipeline.batch_microbatches == batch
     train_on_threads(pipeline, torch.float64, OPTIMIZERS["momentum"], policy, on_event=look)
     assert tuple(most[stage] for stage in range(len(replicas))) == versions
+    assert versions == tuple(live_versions(policy, replicas, pipeline.in_flight, batch, stage) for stage in range(len(replicas)))
     for (stage, _), addresses in seen.items():
         assert len(addresses) == versions[stage], "storage of a version that is gone is used again"
 

@@ -16,7 +16,7 @@ from launcher.runtime.observer import Observer
 from launcher.runtime.worker import Assignment, StageWorker
 from planner.spec.plan import Policy
 from planner.spec.schedule import Op, Pipeline, validate
-from tests.launcher.simulation import OptimizerFactory, Setup
+from tests.launcher.simulation import OptimizerFactory, SchedulerFactory, Setup
 
 WIDTH, SAMPLES, LAYERS = 6, 3, 5
 
@@ -155,7 +155,7 @@ def run_threads(pipeline: Pipeline, make: Callable[[Worker, LocalTransport], Sta
 
 def train_on_threads(
     pipeline: Pipeline, dtype: torch.dtype, optimizer: OptimizerFactory, policy: Policy = "stash", recompute: Sequence[bool] = (),
-    on_event: Callable[[StageWorker], None] | None = None,
+    on_event: Callable[[StageWorker], None] | None = None, scheduler: SchedulerFactory | None = None, clip_norm: float | None = None,
 ) -> dict[tuple[str, int], torch.Tensor]:
     """Parameters after the run, by (name, replica). ``recompute`` says which stages do, by default none.
 
@@ -167,10 +167,11 @@ def train_on_threads(
 
     def make(worker: Worker, transport: LocalTransport) -> StageWorker:
         program = cut[worker.stage]
-        assignment = Assignment(pipeline, worker, policy, program, Data(dtype), recompute=bool(recompute) and recompute[worker.stage])
+        assignment = Assignment(pipeline, worker, policy, program, Data(dtype), recompute=bool(recompute) and recompute[worker.stage],
+                                scheduler=scheduler, clip_norm=clip_norm)
         own = {name: nn.Parameter(start[name].clone()) for name in program.parameters}
         watch = Watch(on_event)
-        watch.stage = StageWorker(assignment, own, {}, optimizer, transport.of(worker.replica), watch)
+        watch.stage = StageWorker(assignment, own, {}, optimizer, transport.of(worker), watch)
         return watch.stage
 
     made = run_threads(pipeline, make)

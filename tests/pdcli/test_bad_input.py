@@ -165,7 +165,8 @@ def test_an_optimizer_of_other_parameters(run: Run) -> None:
     assert "NoneType" in message
 
 
-@pytest.mark.parametrize("argument", ["metrics=[3]", "metrics={'a': 3}", "metrics={3: len}", "loader_processes=-1", "loader_processes='x'"])
+@pytest.mark.parametrize("argument", ["metrics=[3]", "metrics={'a': 3}", "metrics={3: len}", "loader_processes=-1", "loader_processes='x'",
+                                      "clip_norm=0", "clip_norm='1'", "scheduler=3"])
 def test_a_job_with_a_field_of_another_kind(run: Run, argument: str) -> None:
     job = Path(write_job(Path("job.py")))
     job.write_text(job.read_text().replace("4, loss", f"4, {argument}, loss"))

@@ -1,0 +1,69 @@
+"""One update of a stage: clip by the global norm, step the optimizer, then the learning-rate schedule.
+
+The global norm is that of the batch's whole gradient, so with clipping no stage steps before every stage has the
+batch's gradient, and a later stage waits for the first::
+
+    stage 0   B3 .. .. .. B4 |U4
+    stage 1   .. B4 F6 .. .. |U4        waits, where it would have gone on without clipping
+
+Nothing else is exact: the gradients of different stages belong to the same microbatches. It never deadlocks
+where the schedule does not. An operation before this update would have to wait for one of a neighbour after
+it: a backward cannot, as updates divide the backwards alike at every stage; a forward that does so waits
+for an update of the stage before, and that one for a backward that its own worker runs after it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from launcher.optimizer import OptimizerFactory, SchedulerFactory, make_optimizer, make_scheduler
+from launcher.runtime.channel import Reducer
+
+__all__ = ["Update"]
+
+_EPSILON = 1e-6  # as torch.nn.utils.clip_grad_norm_
+
+
+class Update:
+    """Steps ``parameters`` by their ``grad``, which it clears.
+
+    ``clip_norm`` bounds the norm of all stages' gradients together, summed over ``everyone``, all workers of
+    the pipeline; ``counts`` says whether this worker's part is counted, which it is once for each stage.
+    """
+
+    def __init__(self, parameters: Sequence[nn.Parameter], optimizer: OptimizerFactory, scheduler: SchedulerFactory | None = None,
+                 clip_norm: float | None = None, everyone: Reducer | None = None, *, counts: bool = True) -> None:
+        self._parameters = tuple(parameters)
+        self._optimizer = make_optimizer(optimizer, self._parameters) if self._parameters else None
+        self._scheduler = make_scheduler(scheduler, self._optimizer) if scheduler is not None and self._optimizer is not None else None
+        self._clip_norm, self._everyone, self._counts = clip_norm, everyone, counts
+
+    def clip(self, device: torch.device) -> None:
+        """Scale the gradients so that the norm of all stages' gradients is at most ``clip_norm``, if there is one.
+
+        Every worker must call it, whether or not it has parameters.
+        """
+        if self._clip_norm is None:
+            return
+        gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
+        square = torch.zeros(1, dtype=torch.float64, device=device)
+        if self._counts:
+            for norm in torch._foreach_norm(gradients) if gradients else ():
+                square += norm.to(torch.float64) ** 2
+        if self._everyone is not None:
+            self._everyone.sum_(square)
+        factor = torch.clamp(self._clip_norm / (square.sqrt() + _EPSILON), max=1.0)
+        for gradient in gradients:
+            gradient.mul_(factor.to(gradient.dtype))
+
+    def step(self) -> None:
+        """Change the parameters."""
+        if self._optimizer is not None:
+            self._optimizer.step()
+        if self._scheduler is not None:
+            self._scheduler.step()
+        for parameter in self._parameters:
+            parameter.grad = None
