@@ -68,7 +68,7 @@ def test_quantities_name_their_option_in_errors() -> None:
     assert options.parse_quantity("--intra-bandwidth", None, parse_bandwidth) is None
     with pytest.raises(BadInput, match="--memory: '16XB'") as caught:
         options.parse_quantity("--memory", "16XB", parse_bytes)
-    assert "gib" in caught.value.hint
+    assert "GiB" in caught.value.hint
 
 
 @pytest.mark.parametrize("command", [profile_command, plan_command, train_command], ids=lambda command: command.name)
