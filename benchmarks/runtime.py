@@ -1,0 +1,173 @@
+"""Two workers against the ideal and against others, in alternating runs: milliseconds per microbatch.
+
+    python benchmarks/runtime.py [--shapes compute,parameters] [--optimizers sgd,adamw] [--rates none,1gbit,200mbit] [--repeats 5]
+
+The ideal is two loops that know nothing of each other, a core each. All update once in 16 microbatches, one thread a
+worker. A rate joins the two workers by a link of that speed between two network namespaces (needs root); on such a
+link DDP sends every gradient once a batch, a pipeline its activations.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import pickle
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections import defaultdict
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from benchmarks.pair.network import Place, places  # noqa: E402 - the folder must be on the path first
+
+MICROBATCHES = 16
+POLICIES = ("stash", "2bw", "flush")
+PEERS = ("ideal", "DDP", "1F1B", "GPipe", "interleaved 1F1B", "zero-bubble V")
+
+
+class Case(NamedTuple):
+    """A model with its optimizer on a link."""
+
+    shape: str
+    optimizer: str
+    rate: str | None
+    where: tuple[Place, Place]
+    folder: Path
+    steps: int
+
+
+def pipedream(*words: object) -> None:
+    """Run a command; its failure ends the benchmark."""
+    subprocess.run([sys.executable, "-m", "pdcli", *map(str, words)], cwd=ROOT, check=True, capture_output=True, timeout=600)
+
+
+def start(case: Case, *words: object) -> list[str]:
+    """Two processes of ``python -m WORDS``, to their end; what each printed last."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    running = []
+    for rank, place in enumerate(case.where):
+        environment = os.environ | {
+            "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": place.master, "MASTER_PORT": str(port),
+            "GLOO_SOCKET_IFNAME": place.interface, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+        command = [*place.prefix, sys.executable, "-m", *map(str, words)]
+        running.append(subprocess.Popen(command, env=environment, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
+    printed = []
+    for process in running:
+        out, err = process.communicate(timeout=900)
+        if process.returncode:
+            raise SystemExit(f"{' '.join(map(str, words))}: exit {process.returncode}\n{err[-3000:]}")
+        printed.append(out.split()[-1] if out.split() else "")
+    return printed
+
+
+def plan_files(case: Case) -> dict[str, Path]:
+    """The profile of the model and a two-stage plan for each policy on the case's link."""
+    profile = case.folder / f"{case.shape}-{case.optimizer}.json"
+    if not profile.exists():
+        pipedream("profile", ROOT / "benchmarks" / "pair" / "decoder.py", "--set", f"shape={case.shape}",
+                  "--set", f"optimizer_name={case.optimizer}", "--threads", 1, "--repeats", 5, "-o", profile)
+    found = {}
+    bandwidth = {"1gbit": "1Gbit/s", "200mbit": "200Mbit/s"}.get(case.rate or "", "")
+    cluster = ["--cluster", "2x1", "--intra-bandwidth", "100GB/s", "--inter-bandwidth", bandwidth] if bandwidth else ["--cluster", "local"]
+    for policy in POLICIES:
+        found[policy] = case.folder / f"{case.shape}-{case.optimizer}-{case.rate}-{policy}.json"
+        pipedream("plan", profile, *cluster, "--stages", 2, "--max-replicas", 1, "--policy", policy, "--batch-microbatches", MICROBATCHES,
+                  "-o", found[policy])
+    return found
+
+
+def cuts_of(case: Case, parts: int) -> str:
+    """Where torch's stages begin: pieces in as many parts, the largest time as small as can be."""
+    layers = json.loads((case.folder / f"{case.shape}-{case.optimizer}.json").read_text())["layers"]
+    times: dict[int, float] = defaultdict(float)
+    for layer in layers:
+        head = layer["name"].split(".")[0]
+        times[int(head) if head.isdigit() else max(times)] += layer["forward_us"] + layer["backward_us"]
+    count = max(times) + 1
+
+    def slowest(cuts: tuple[int, ...]) -> float:
+        return max(sum(times[piece] for piece in range(a, b)) for a, b in itertools.pairwise((0, *cuts, count)))
+
+    return ",".join(map(str, min(itertools.combinations(range(1, count), parts - 1), key=slowest)))
+
+
+def our_ms(case: Case, plan_file: Path, number: int) -> tuple[float, float]:
+    """Milliseconds per microbatch, measured and predicted."""
+    from launcher.load import load_job
+    from launcher.rundir import RunDirectory, RunSettings
+    from launcher.runtime.channel import workers
+    from launcher.status import StatusBoard
+    from launcher.task import Task, pipeline_of
+    from planner.spec.files import digest, read_document
+    from planner.spec.plan import Plan
+
+    plan = read_document(Plan, plan_file)
+    assert plan.job is not None
+    directory = RunDirectory(case.folder / f"run-{plan_file.stem}-{number}")
+    settings = RunSettings(plan.job, digest(plan), case.steps, None, 0, 0, 0, 1, False, 300.0)
+    directory.create(plan, settings)
+    StatusBoard.create(directory.status, plan.worker_count)
+    task = Task(plan, settings, pipeline_of(plan, load_job(plan.job, seed=0), case.steps, 0), directory)
+    (case.folder / "task").write_bytes(pickle.dumps(task))
+    start(case, "benchmarks.pair.ours", case.folder / "task")
+    last = workers(plan.replicas)[-1]
+    measured = json.loads(directory.measurements(*last).read_text())
+    predicted_us = plan.predicted.simulated_us or plan.predicted.microbatch_us
+    return measured["intervals_ns"] / measured["intervals"] / plan.batch_microbatches / 1e6, predicted_us / 1e3
+
+
+def peer_ms(case: Case, contestant: str) -> float:
+    """Milliseconds per microbatch, the mean of both processes."""
+    parts = 4 if contestant in ("interleaved 1F1B", "zero-bubble V") else 2
+    printed = start(case, "benchmarks.pair.peers", contestant, case.shape, case.optimizer, MICROBATCHES, case.steps, cuts_of(case, parts))
+    return statistics.mean(map(float, printed))
+
+
+def compare(case: Case, repeats: int) -> None:
+    """All contestants in turn, ``repeats`` times, and a table of medians."""
+    plans, times, predicted = plan_files(case), defaultdict(list), {}
+    for repeat in range(repeats):
+        for peer in PEERS:
+            times[peer].append(peer_ms(case, peer))
+        for policy, plan in plans.items():
+            measured_ms, predicted[policy] = our_ms(case, plan, repeat)
+            times[policy].append(measured_ms)
+    print(f"\n{case.shape}, {case.optimizer}, {case.rate or 'loopback'}: medians of {repeats} alternating runs")
+    ideal_ms = statistics.median(times["ideal"])
+    for name, laps in times.items():
+        shares = [ideal / lap for ideal, lap in zip(times["ideal"], laps, strict=True)]
+        said = f"   predicted {predicted[name]:.2f} ms, measured / predicted {statistics.median(laps) / predicted[name]:.2f}" \
+            if name in predicted else ""
+        print(f"  {name:18} {statistics.median(laps):8.2f} ms   {ideal_ms / statistics.median(laps):.3f} of ideal "
+              f"({min(shares):.2f} to {max(shares):.2f}){said}", flush=True)
+
+
+def main() -> None:
+    """Print a table for each case."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--shapes", default="compute,parameters")
+    parser.add_argument("--optimizers", default="sgd,adamw")
+    parser.add_argument("--rates", default="none,1gbit,200mbit")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=12, help="updates in a run")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as scratch:
+        for text in arguments.rates.split(","):
+            rate = None if text == "none" else text
+            with places(rate) as where:
+                for shape, optimizer in itertools.product(arguments.shapes.split(","), arguments.optimizers.split(",")):
+                    compare(Case(shape, optimizer, rate, where, Path(scratch), arguments.steps), arguments.repeats)
+
+
+if __name__ == "__main__":
+    main()
