@@ -1,18 +1,24 @@
-"""The least memory per device with which there is a plan, exactly, and such a plan.
+"""The least memory per device with which there is a plan, to the byte, and such a plan.
 
-A dynamic program over (cut, devices after it): what a stage holds depends on the devices after it and on
-nothing else in a scenario, so the smallest largest need of the layers from a cut onward is a state's value.
-Devices are taken to be equal in memory; then any of them will do, and places play no part.
+Devices are taken to be equal in memory; then any of them will do, and places play no part: what a stage holds
+depends on the devices after it, so the position-free relaxation (:mod:`planner.bound`) at any time decides
+whether there is a plan. The least memory is found by bisection, scenario by scenario.
 """
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from typing import NamedTuple
 
-from planner.memory import depth_within_batch, replica_memory
-from planner.problem import Problem, Scenario, prime_powers, scenarios
+from planner.bound import Bound, best_sites
+from planner.memory import depth_within_batch, live_versions, replica_memory
+from planner.problem import Problem, Scenario, scenarios
+from planner.spec.schedule import default_in_flight
+from planner.topology import Topology
+from planner.variants import with_memory
 
-__all__ = ["LeastMemory", "least_memory"]
+__all__ = ["LeastMemory", "least_memory", "may_exist", "stage_needs"]
 
 
 class LeastMemory(NamedTuple):
@@ -23,53 +29,46 @@ class LeastMemory(NamedTuple):
     stages: tuple[tuple[int, int, int], ...]
 
 
-_State = tuple[int, int]  # devices after the cut; prime powers covered and, above those bits, stages so far
-_Plan = tuple[int, tuple[tuple[int, int, int], ...]]
+def may_exist(problem: Problem) -> bool:
+    """Whether some plan fits if every stage had the best devices; exact where all have as much memory and no layer is pinned."""
+    sites = best_sites(problem.topology, min(problem.max_replicas, problem.max_devices))
+    return any(Bound(problem, scenario, sites).fewest_devices(math.inf) is not None for scenario in scenarios(problem))
 
 
-def least_memory(problem: Problem, *, below_bytes: float = float("inf")) -> LeastMemory | None:
-    """The least need of all scenarios, if it is below ``below_bytes``; None otherwise, or when no plan has the other limits."""
+def least_memory(problem: Problem) -> LeastMemory | None:
+    """The least need over all scenarios; None when no plan has the other limits."""
+    limited = replace(problem, topology=Topology(with_memory(problem.topology.cluster, 1)))
     best: LeastMemory | None = None
     for scenario in scenarios(problem):
-        limit = below_bytes if best is None else best.memory_bytes
-        found = _of_scenario(problem, scenario, limit)
-        if found is not None:
-            best = LeastMemory(found[0], scenario.batch_microbatches, found[1])
+        too_little = 0
+        found = _within(limited, scenario, None if best is None else best.memory_bytes - 1)
+        while found is not None:
+            best, found = found, None
+            while best.memory_bytes - too_little > 1 and found is None:
+                middle = (too_little + best.memory_bytes) // 2
+                found = _within(limited, scenario, middle)
+                too_little = too_little if found is not None else middle
     return best
 
 
-def _of_scenario(problem: Problem, scenario: Scenario, below_bytes: float) -> _Plan | None:
-    chain, n = problem.chain, problem.chain.end
-    powers = prime_powers(scenario.multiple) if scenario.exact else ()
-    one_stage = (1 << len(powers)) if problem.stages is not None else 0
-    counts = [r for r in range(1, min(problem.max_replicas, scenario.max_devices) + 1) if scenario.admits(r)]
-    masks = {r: sum(1 << bit for bit, power in enumerate(powers) if r % power == 0) for r in counts}
-    needs: dict[tuple[int, int, int, int], int] = {}
+def _within(problem: Problem, scenario: Scenario, memory_bytes: int | None) -> LeastMemory | None:
+    """A plan on devices of so much memory; its own need is what it really takes."""
+    sites = best_sites(problem.topology, min(problem.max_replicas, problem.max_devices))
+    bound = Bound(problem, scenario, [site._replace(memory_bytes=memory_bytes) for site in sites])
+    if bound.fewest_devices(math.inf) is None:
+        return None
+    stages = tuple((first, last, r) for first, last, r, _ in bound.path(math.inf))
+    return LeastMemory(max(stage_needs(problem, stages, scenario.batch_microbatches)), scenario.batch_microbatches, stages)
 
-    def need_bytes(first: int, last: int, r: int, in_flight: int) -> int:
-        in_flight = depth_within_batch(problem.policy, in_flight, r, scenario.batch_microbatches)
-        versions = scenario.versions(problem.policy, r, in_flight)
-        key = (first, last, in_flight, versions)
-        if key not in needs:
-            needs[key] = min(replica_memory(chain, first, last, in_flight=in_flight, versions=versions, recompute=recompute).total_bytes
-                             for recompute in problem.recompute_choices)
-        return needs[key]
 
-    best: dict[int, dict[_State, _Plan]] = {cut: {} for cut in range(n + 1)}
-    best[n][0, 0] = (0, ())
-    for first, last in sorted(chain.intervals(), reverse=True):
-        if need_bytes(first, last, counts[0], 1) >= below_bytes:
-            continue  # it cannot fit whatever follows
-        here = best[first]
-        for (after, covered), (rest_bytes, path) in best[last].items():
-            for r in counts:
-                devices = after + r
-                if devices > scenario.max_devices or (first == 0 and not scenario.allows_first(problem.policy, r, after)):
-                    continue
-                largest = max(rest_bytes, need_bytes(first, last, r, 1 + -(-after // r)))
-                state = (devices, (covered | masks[r]) + one_stage)
-                if largest < below_bytes and (state not in here or largest < here[state][0]):
-                    here[state] = (largest, ((first, last, r), *path))
-    wanted = (problem.stages or 0) << len(powers) | (1 << len(powers)) - 1
-    ends = [plan for (devices, state), plan in best[0].items() if state == wanted and devices >= scenario.min_devices]
-    return min(ends, default=None)
+def stage_needs(problem: Problem, stages: tuple[tuple[int, int, int], ...], batch_microbatches: int) -> list[int]:
+    """Bytes that a replica of each stage needs at least: with recomputation where that may be and helps."""
+    replicas = tuple(r for _, _, r in stages)
+    in_flight = tuple(depth_within_batch(problem.policy, depth, r, batch_microbatches)
+                      for depth, r in zip(default_in_flight(replicas), replicas, strict=True))
+    return [
+        min(replica_memory(problem.chain, first, last, in_flight=in_flight[k], recompute=recompute,
+                           versions=live_versions(problem.policy, replicas, in_flight, batch_microbatches, k)).total_bytes
+            for recompute in problem.recompute_choices)
+        for k, (first, last, _) in enumerate(stages)
+    ]

@@ -44,7 +44,7 @@ def make_plan(profile: Profile, cluster: Cluster, options: PlanOptions, *, comma
     if options.cost_model == "pipedream-2019":
         return _plan_2019(profile, cluster, options, command)
     chosen: Plan | None = None
-    refused: Infeasible | None = None
+    refused: Infeasible | _NoPlanError | None = None
     start = time.monotonic()
     policies = AUTO if options.policy == "auto" else (options.policy,)
     ways = list(itertools.product(policies, _sizes(profile, options)))
@@ -56,15 +56,23 @@ def make_plan(profile: Profile, cluster: Cluster, options: PlanOptions, *, comma
             if policy == "2bw" and options.batch_microbatches is None and _waits(plan):  # too short a batch to go deeper
                 longer = _plan(profile, size, cluster, replace(asked, batch_microbatches=2 * plan.batch_microbatches), command, deadline)
                 plan = longer if _sample_us(longer) * CLOSE < _sample_us(plan) else plan
-        except Infeasible as error:
+        except (Infeasible, _NoPlanError) as error:
             refused = refused or error
             continue
         if chosen is None or _sample_us(plan) * (1 if plan.policy == chosen.policy else CLOSE) < _sample_us(chosen):
             chosen = plan
-    if chosen is None:
-        assert refused is not None
-        raise refused
-    return chosen
+    if chosen is not None:
+        return chosen
+    assert refused is not None
+    raise explain_infeasible(refused.problem, refused.profile, refused.options) if isinstance(refused, _NoPlanError) else refused
+
+
+class _NoPlanError(Exception):
+    """There is none; why is found out once nothing else is left."""
+
+    def __init__(self, problem: Problem, profile: Profile, options: PlanOptions) -> None:
+        super().__init__()
+        self.problem, self.profile, self.options = problem, profile, options
 
 
 def _sizes(profile: Profile, options: PlanOptions) -> tuple[int, ...]:
@@ -94,7 +102,7 @@ def _plan(whole: Profile, microbatch_size: int, cluster: Cluster, options: PlanO
     least_us = math.inf if options.samples_per_s is None else profile.microbatch_size * 1e6 / options.samples_per_s
     answer = best_for(options.objective, problem, least_us, deadline)
     if answer is None:
-        raise explain_infeasible(problem)
+        raise _NoPlanError(problem, profile, options)
     within, found = answer
     found = replace(found, stages=in_order_of_use(problem, found.stages, found.batch_microbatches))
     result = evaluate(chain, topology, problem.policy, found.stages, found.batch_microbatches)

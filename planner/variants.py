@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from planner.spec.cluster import Cluster, Link, Node
 from planner.spec.profile import Layer, Profile, Tensor
 
-__all__ = ["with_bandwidth", "with_microbatch_size"]
+__all__ = ["with_bandwidth", "with_count", "with_memory", "with_microbatch_size"]
 
 T = TypeVar("T", Layer, Tensor)
 
@@ -69,3 +69,15 @@ def _outermost(nodes: tuple[Node, ...], bandwidth_bytes_per_s: float) -> tuple[N
     if len(nodes) == 1 and nodes[0].count == 1 and nodes[0].children:  # nothing is beside it, so its link carries nothing
         return (dataclasses.replace(nodes[0], children=_outermost(nodes[0].children, bandwidth_bytes_per_s)),)
     return tuple(dataclasses.replace(node, link=Link(bandwidth_bytes_per_s, node.link.latency_us)) for node in nodes)
+
+
+def with_memory(cluster: Cluster, memory_bytes: int) -> Cluster:
+    """The cluster with this memory on every device."""
+    kinds = tuple(dataclasses.replace(kind, memory_bytes=memory_bytes) for kind in cluster.device_types)
+    return dataclasses.replace(cluster, device_types=kinds)
+
+
+def with_count(cluster: Cluster, count: int) -> Cluster:
+    """The cluster with so many of its outermost nodes, which must be of one kind."""
+    (node,) = cluster.nodes
+    return dataclasses.replace(cluster, nodes=(dataclasses.replace(node, count=count),))

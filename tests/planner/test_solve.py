@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import random
 import re
 
@@ -107,34 +106,9 @@ def test_infeasible_memory_names_what_binds_and_its_hint_helps(options: PlanOpti
         error = caught.value
         assert error.code == "infeasible_memory"
         assert memory_needs(error.message) == (need, available)
-        assert "block" in error.message and f"--memory {need}" in error.hint
+        assert "block" in error.message and f'memory = "{need} B"' in error.hint
     plan = make_plan(source, two_level(2, 2, memory_bytes=need), options, command="x")
     assert max(stage.memory.total_bytes for stage in plan.predicted.stages) == need
-
-
-def test_every_change_in_an_infeasible_hint_makes_it_feasible() -> None:
-    source = model(6)
-    options = PlanOptions(stages=2, devices=3, batch_microbatches=1)
-    least = least_memory(problem_of(chain_of(source), Topology(flat(6, memory_bytes=10**15)), options))
-    assert least is not None
-    memory = least.memory_bytes - 1
-    with pytest.raises(Infeasible) as caught:
-        make_plan(source, flat(6, memory_bytes=memory), options, command="x")
-    hint = caught.value.hint
-    changes = {"--stages": {"stages": None}, "--devices 6": {"devices": None}, "--policy 2bw": {"policy": "2bw"}}
-    batch = re.search(r"--batch-microbatches (\d+)", hint)
-    if batch:
-        changes[batch[0]] = {"batch_microbatches": int(batch[1])}
-    tried = 0
-    for text, change in changes.items():
-        changed = dataclasses.replace(options, **change)
-        if text in hint:
-            make_plan(source, flat(6, memory_bytes=memory), changed, command="x")
-            tried += 1
-        else:
-            with pytest.raises(Infeasible):
-                make_plan(source, flat(6, memory_bytes=memory), changed, command="x")
-    assert tried >= 1
 
 
 @pytest.mark.parametrize(("options", "error", "says"), [
