@@ -5,6 +5,7 @@ An optimizer of other parameters would train nothing, silently; so would a sched
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 
 import torch
@@ -22,12 +23,16 @@ def make_optimizer(factory: OptimizerFactory, parameters: Sequence[nn.Parameter]
     """The optimizer that ``factory`` makes for ``parameters``; it may leave some of them out.
 
     Raises:
-        BadInput: what it made is no optimizer, or holds parameters that it was not given.
+        BadInput: what it made is no optimizer, needs a closure, or holds parameters that it was not given.
     """
     optimizer = factory(parameters)
     if not callable(getattr(optimizer, "step", None)) or not isinstance(getattr(optimizer, "param_groups", None), list):
         raise BadInput(f"the job's optimizer function returned {type(optimizer).__name__}, not a torch.optim.Optimizer",
                        hint="return for example torch.optim.SGD(parameters, lr=0.1)")
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
+    if closure is not None and closure.default is inspect.Parameter.empty:
+        raise BadInput(f"the job's optimizer is {type(optimizer).__name__}, which runs the model itself several times a step",
+                       hint="use an optimizer whose step() needs no closure, such as torch.optim.AdamW")
     given = set(map(id, parameters))
     held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     others = sum(id(parameter) not in given for parameter in held)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from launcher.optimizer import make_scheduler
+from launcher.optimizer import make_optimizer, make_scheduler
 from launcher.runtime.update import Update
 from planner.spec.errors import BadInput
 from planner.spec.plan import Policy
@@ -73,3 +73,9 @@ def test_what_is_no_schedule_is_refused(make: Callable[[Any], Any], words: str) 
     with pytest.raises(BadInput, match=words) as caught:
         make_scheduler(make, other_optimizer())
     assert "optimizer" in caught.value.hint
+
+
+def test_an_optimizer_that_runs_the_model_itself_is_refused() -> None:
+    with pytest.raises(BadInput, match="LBFGS") as caught:
+        make_optimizer(torch.optim.LBFGS, [nn.Parameter(torch.ones(1))])
+    assert "closure" in caught.value.hint
