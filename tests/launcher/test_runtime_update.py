@@ -1,8 +1,8 @@
-"""Learning-rate schedules and clipping by the global norm, against the simulation and torch's own clipping."""
+"""Parameter groups, learning-rate schedules and clipping by the global norm, against the simulation and torch's own clipping."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -55,7 +55,7 @@ def test_clipping_is_torchs(scale: float) -> None:
         other.grad = one.grad.clone()
     own.append(nn.Parameter(torch.ones(2)))  # which no microbatch reached
     nn.utils.clip_grad_norm_(parameters, 2.0)
-    Update(own, OPTIMIZERS["momentum"], clip_norm=2.0).clip(torch.device("cpu"))
+    Update(dict(zip("abc", own, strict=True)), OPTIMIZERS["momentum"], clip_norm=2.0).clip(torch.device("cpu"))
     for one, other in zip(parameters, own, strict=False):
         torch.testing.assert_close(other.grad, one.grad)
 
@@ -77,5 +77,22 @@ def test_what_is_no_schedule_is_refused(make: Callable[[Any], Any], words: str) 
 
 def test_an_optimizer_that_runs_the_model_itself_is_refused() -> None:
     with pytest.raises(BadInput, match="LBFGS") as caught:
-        make_optimizer(torch.optim.LBFGS, [nn.Parameter(torch.ones(1))])
+        make_optimizer(torch.optim.LBFGS, {"w": nn.Parameter(torch.ones(1))})
     assert "closure" in caught.value.hint
+
+
+def test_groups_by_the_models_own_names() -> None:
+    """Only biases decay, told apart by name; the simulation makes the same groups of the names it knows."""
+    pipeline = Pipeline((1, 2, 1), default_in_flight((1, 2, 1)), 2, UPDATES)
+
+    def groups(named_parameters: list[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer:
+        biases = [parameter for name, parameter in named_parameters if name.endswith("bias")]
+        others = [parameter for name, parameter in named_parameters if not name.endswith("bias")]
+        return torch.optim.SGD([{"params": biases, "weight_decay": 0.5}, {"params": others}], lr=0.1)
+
+    def same(parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
+        return groups([("weight" if parameter.ndim > 1 else "bias", parameter) for parameter in parameters])
+
+    expected, _ = simulate(initial(torch.float64), whole_loss(torch.float64), setup_of(pipeline, "stash"), same, UPDATES)
+    for (name, _), value in train_on_threads(pipeline, torch.float64, groups).items():
+        assert torch.equal(value, expected[name]), name
