@@ -55,9 +55,9 @@ class Update:
                 square += norm.to(torch.float64) ** 2
         if self._everyone is not None:
             self._everyone.sum_(square)
-        factor = torch.clamp(self._clip_norm / (square.sqrt() + _EPSILON), max=1.0)
+        factor = torch.clamp(self._clip_norm / (square.sqrt() + _EPSILON), max=1.0).squeeze()
         for gradient in gradients:
-            gradient.mul_(factor.to(gradient.dtype))
+            gradient.mul_(factor)  # of no dimension: it does not change the gradient's type, nor is it rounded to it
 
     def step(self) -> None:
         """Change the parameters."""

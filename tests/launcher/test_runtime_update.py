@@ -47,13 +47,14 @@ def test_equals_the_simulation(
     assert any((expected[name] - plain[name]).abs().max() > 1e-3 for name in expected), "neither changed anything"
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("scale", [0.001, 1.0, 1000.0])
-def test_clipping_is_torchs(scale: float) -> None:
-    parameters, own = ([nn.Parameter(torch.ones(size)) for size in (3, 5)] for _ in range(2))
+def test_clipping_is_torchs(scale: float, dtype: torch.dtype) -> None:
+    parameters, own = ([nn.Parameter(torch.ones(size, dtype=dtype)) for size in (3, 5)] for _ in range(2))
     for one, other in zip(parameters, own, strict=True):
-        one.grad = torch.arange(1.0, one.numel() + 1) * scale
+        one.grad = (torch.arange(1.0, one.numel() + 1) * scale).to(dtype)
         other.grad = one.grad.clone()
-    own.append(nn.Parameter(torch.ones(2)))  # which no microbatch reached
+    own.append(nn.Parameter(torch.ones(2, dtype=dtype)))  # which no microbatch reached
     nn.utils.clip_grad_norm_(parameters, 2.0)
     Update(dict(zip("abc", own, strict=True)), OPTIMIZERS["momentum"], clip_norm=2.0).clip(torch.device("cpu"))
     for one, other in zip(parameters, own, strict=False):
