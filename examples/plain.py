@@ -21,6 +21,7 @@ from torch.utils.data import DataLoader
 
 from launcher import Job
 from launcher.data import MicrobatchSource
+from launcher.optimizer import make_optimizer
 
 PRINT_EVERY = 50
 
@@ -28,7 +29,7 @@ PRINT_EVERY = 50
 def train(job: Job, steps: int, batch_microbatches: int, seed: int) -> float:
     """``steps`` updates; returns the mean training loss of the last tenth of them."""
     assert job.loss is not None
-    optimizer = job.optimizer(job.model.parameters())
+    optimizer = make_optimizer(job.optimizer, dict(job.model.named_parameters()))
     scheduler = job.scheduler(optimizer) if job.scheduler is not None else None
     order = MicrobatchSource(job.train_data, job.microbatch_size, job.shuffle, seed)
     indices = [order.samples(microbatch) for microbatch in range(steps * batch_microbatches)]

@@ -15,7 +15,7 @@ A job file has a factory that returns a :class:`Job`::
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -45,7 +45,8 @@ class Job:
 
     ``loss(outputs, targets)`` must return the mean over the microbatch. Without ``loss`` a sample is
     what the model takes, and the model returns its loss: a scalar, or an object with ``.loss``.
-    ``optimizer`` is called once per worker with that stage's parameters. ``metrics`` are computed in
+    ``optimizer`` is called once per worker with that stage's parameters, or, if its argument is called
+    ``named_parameters``, with pairs of name and parameter. ``metrics`` are computed in
     evaluation, ``metric(outputs, targets)`` being a mean over the microbatch too.
     ``scheduler`` makes a learning-rate schedule for such an optimizer; it is stepped after every update.
     ``clip_norm`` bounds the norm of the whole model's gradient at each update, over all stages.
@@ -53,7 +54,7 @@ class Job:
 
     model: torch.nn.Module
     train_data: MapDataset
-    optimizer: Callable[[Iterable[torch.nn.Parameter]], torch.optim.Optimizer]
+    optimizer: Callable[[Any], torch.optim.Optimizer]
     microbatch_size: int
     loss: Callable[[Any, Any], torch.Tensor] | None = None
     evaluation_data: MapDataset | None = None

@@ -63,7 +63,7 @@ def measure_times(job: Job, captured: Captured, state: Mapping[str, torch.Tensor
     """
     layered = LayeredStep(captured, state, data)
     parameters = {name: state[name] for name in captured.parameters}
-    optimizer = make_optimizer(job.optimizer, list(parameters.values()))  # type: ignore[arg-type]
+    optimizer = make_optimizer(job.optimizer, parameters)  # type: ignore[arg-type]
     whole = _WholeStep(captured, state, data)
     owned = [[parameters[name] for name in layer.owned if name in parameters] for layer in layered.layers]
     copies = {name: torch.empty_like(parameter) for name, parameter in parameters.items()}

@@ -85,11 +85,14 @@ class Stage:
         run = partial(self._state.run, leaves=used.leaves, received=received, inputs=inputs)
         if self._recompute:
             outputs = run(own)  # with gradients, although its graph goes: what an operation runs may depend on that
-            self._pending[microbatch] = _Pending(used, None, lambda: self._graph(received, run(apart)))
         else:
             outputs = run(apart)
             self._state.adopt(apart)
-            self._pending[microbatch] = _Pending(used, self._graph(received, outputs), None)
+        graph = self._graph(received, outputs)
+        if self._recompute and any(graph.roots):
+            self._pending[microbatch] = _Pending(used, None, lambda: self._graph(received, run(apart)))
+        else:
+            self._pending[microbatch] = _Pending(used, graph, None)
         return tuple(owned(output, used.storages | self._state_storages) for output in outputs)
 
     def _graph(self, received: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> _Graph:

@@ -14,7 +14,7 @@ for an update of the stage before, and that one for a backward that its own work
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 
 import torch
 from torch import nn
@@ -28,16 +28,16 @@ _EPSILON = 1e-6  # as torch.nn.utils.clip_grad_norm_
 
 
 class Update:
-    """Steps ``parameters`` by their ``grad``, which it clears.
+    """Steps ``parameters``, by the model's names, by their ``grad``, which it clears.
 
     ``clip_norm`` bounds the norm of all stages' gradients together, summed over ``everyone``, all workers of
     the pipeline; ``counts`` says whether this worker's part is counted, which it is once for each stage.
     """
 
-    def __init__(self, parameters: Sequence[nn.Parameter], optimizer: OptimizerFactory, scheduler: SchedulerFactory | None = None,
+    def __init__(self, parameters: Mapping[str, nn.Parameter], optimizer: OptimizerFactory, scheduler: SchedulerFactory | None = None,
                  clip_norm: float | None = None, everyone: Reducer | None = None, *, counts: bool = True) -> None:
-        self._parameters = tuple(parameters)
-        self._optimizer = make_optimizer(optimizer, self._parameters) if self._parameters else None
+        self._parameters = tuple(parameters.values())
+        self._optimizer = make_optimizer(optimizer, parameters) if parameters else None
         self._scheduler = make_scheduler(scheduler, self._optimizer) if scheduler is not None and self._optimizer is not None else None
         self._clip_norm, self._everyone, self._counts = clip_norm, everyone, counts
 
@@ -55,9 +55,9 @@ class Update:
                 square += norm.to(torch.float64) ** 2
         if self._everyone is not None:
             self._everyone.sum_(square)
-        factor = torch.clamp(self._clip_norm / (square.sqrt() + _EPSILON), max=1.0)
+        factor = torch.clamp(self._clip_norm / (square.sqrt() + _EPSILON), max=1.0).squeeze()
         for gradient in gradients:
-            gradient.mul_(factor.to(gradient.dtype))
+            gradient.mul_(factor)  # of no dimension: it does not change the gradient's type, nor is it rounded to it
 
     def step(self) -> None:
         """Change the parameters."""

@@ -85,7 +85,7 @@ class StageWorker:
         self._reducer = transport.reducer(self.worker.stage)
         self._reduce = GradientReduction(self._reducer)
         self._joint = assignment.clip_norm is not None
-        masters = self.weights.masters if self.weights.trainable else ()
+        masters = dict(zip(program.parameters, self.weights.masters, strict=True)) if self.weights.trainable else {}
         self._update_weights = Update(masters, optimizer, assignment.scheduler, assignment.clip_norm,
                                       transport.everyone() if self._joint else None, counts=self.worker.replica == 0)
         self._observer = observer or Observer()

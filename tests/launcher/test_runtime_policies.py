@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
+from functools import partial
 from math import lcm
 
 import pytest
@@ -17,7 +19,7 @@ from planner.spec.errors import BadInput
 from planner.spec.plan import Policy
 from planner.spec.policies import POLICIES
 from planner.spec.schedule import Pipeline, default_in_flight
-from tests.launcher.simulation import simulate
+from tests.launcher.simulation import OptimizerFactory, simulate
 from tests.launcher.toy import OPTIMIZERS, initial, setup_of, train_on_threads, whole_loss
 
 UPDATES = 8
@@ -51,6 +53,26 @@ def assert_equals_the_simulation(policy: Policy, pipeline: Pipeline, dtype: torc
 def test_equals_the_simulation_to_the_last_bit(replicas: tuple[int, ...], batch: int, policy: Policy, optimizer: str) -> None:
     dtype = torch.float32 if optimizer in ("adam", "adamw-fused") else torch.float64
     assert_equals_the_simulation(policy, pipeline_for(policy, replicas, batch), dtype, optimizer)
+
+
+def by_shape(parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
+    """Groups with their own weight decay and learning rate, as is usual for biases."""
+    return torch.optim.AdamW([{"params": [one for one in parameters if one.ndim > 1], "weight_decay": 0.1},
+                              {"params": [one for one in parameters if one.ndim == 1], "lr": 0.02, "weight_decay": 0.0}], lr=0.01)
+
+
+EVERY_OPTIMIZER: list[OptimizerFactory] = [
+    *(getattr(torch.optim, name) for name in ("Adadelta", "Adafactor", "Adagrad", "Adamax", "ASGD", "NAdam", "RAdam", "RMSprop", "Rprop")),
+    partial(torch.optim.Adam, amsgrad=True, foreach=True), partial(torch.optim.SGD, lr=0.1, momentum=0.9, nesterov=True, fused=True),
+    by_shape,
+]
+
+
+@pytest.mark.parametrize("policy", ["stash", "2bw"])
+@pytest.mark.parametrize("optimizer", EVERY_OPTIMIZER, ids=lambda factory: getattr(factory, "__name__", str(factory))[:40])
+def test_every_optimizer_of_torch(monkeypatch: pytest.MonkeyPatch, optimizer: OptimizerFactory, policy: Policy) -> None:
+    monkeypatch.setitem(OPTIMIZERS, "this", optimizer)
+    assert_equals_the_simulation(policy, pipeline_for(policy, (1, 2, 1), 2), torch.float64, "this")
 
 
 @given(policy=st.sampled_from(sorted(POLICIES)), replicas=st.lists(st.integers(1, 3), min_size=1, max_size=4), extra=st.integers(0, 2),

@@ -105,6 +105,22 @@ def test_the_input_is_kept_until_the_backward_and_the_result_is_not() -> None:
     assert kept() is None
 
 
+def test_a_stage_without_gradients_runs_once() -> None:
+    runs = []
+
+    def function(weight: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return (weight * x,)
+
+    module = torch.fx.symbolic_trace(function)
+    module.register_forward_hook(lambda *arguments: runs.append(1))
+    value = Value("x", SIZE, torch.float32, False)
+    program = StageProgram(module, ("weight",), (), (value,), (), (value,), ())
+    stage = Stage(program, WeightVersions([nn.Parameter(torch.ones(()), requires_grad=False)]), [], 1, recompute=True)
+    stage.forward(0, 0, [torch.ones(SIZE)], [])
+    stage.recompute(0)
+    assert stage.backward(0, []) == () and len(runs) == 1
+
+
 def segmented_loss(stages: int, recompute: Sequence[bool]) -> Callable[[Mapping[str, torch.Tensor], int], torch.Tensor]:
     """The uncut toy model, the layers of each recomputing stage under torch's own checkpoint."""
 
