@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from planner.columns import Candidate, CandidateTable
+from planner.loose import Loose
 from planner.problem import Problem, Scenario, prime_powers
 from planner.stage_arrays import stage_arrays
 from planner.topology import Site, Topology
@@ -37,8 +38,9 @@ class Bound:
     far (above those bits). What is least is a *weight*: devices first, and then stages.
     """
 
-    def __init__(self, problem: Problem, scenario: Scenario, sites: list[Site]) -> None:
+    def __init__(self, problem: Problem, scenario: Scenario, sites: list[Site], kept: Ints | None = None) -> None:
         self.problem, self.scenario = problem, scenario
+        self.kept = kept  # the stages to look at, as indices of planner.stage_arrays; None: all
         self.table = CandidateTable(problem, scenario)
         powers = prime_powers(scenario.multiple) if scenario.exact else ()
         one_stage = (1 << len(powers)) if problem.stages is not None else 0
@@ -55,6 +57,7 @@ class Bound:
     def _all(self) -> _Chosen:
         """The candidates that fit their devices under some circumstances."""
         stages = stage_arrays(self.problem.chain)
+        stages = stages if self.kept is None else stages.some(self.kept)
         choices = self.problem.recompute_choices
         ways = [(site, mask, recompute) for site, mask in zip(self._sites, self._masks, strict=True) for recompute in choices]
         costs, limits = [], []
@@ -228,7 +231,8 @@ class _Chosen:
         return [Candidate(cost, first, last, (), r, limit, again) for cost, first, last, r, limit, again in zip(*columns, strict=True)]
 
 
-def longer_batches_us(problem: Problem, ceiling_us: float = math.inf, tolerance: float = 0.0) -> float | None:
+def longer_batches_us(problem: Problem, ceiling_us: float = math.inf, tolerance: float = 1e-9,
+                      deadline: float | None = None) -> float | None:
     """What plans could reach if their replica counts' least common multiple were not kept to the number of devices.
 
     A lower bound, from the largest multiple that counts adding up to the devices can have, and lower by at most
@@ -239,7 +243,9 @@ def longer_batches_us(problem: Problem, ceiling_us: float = math.inf, tolerance:
     if problem.batch_microbatches is not None or problem.policy in ("2bw", "flush") or problem.equal_replicas or longest <= most:
         return None
     scenario = Scenario(longest, math.lcm(*range(1, most + 1)), False, 1, most)
-    return Bound(problem, scenario, best_sites(problem.topology, min(problem.max_replicas, most))).lowest_us(ceiling_us, tolerance)
+    sites = best_sites(problem.topology, min(problem.max_replicas, most))
+    bounds = Loose(problem, [scenario], sites, None, deadline).lowest_us(ceiling_us, tolerance)
+    return None if bounds is None else bounds[0]
 
 
 def _longest_multiple(total: int) -> int:

@@ -18,6 +18,7 @@ from planner.topology import Allocation, Site, Topology
 
 __all__ = ["Candidate", "CandidateTable", "all_allocations"]
 
+MOST_PLACES = 32  # beyond this no program is worth writing down; planner.heuristic finds the plan
 MOST_ALLOCATIONS = 700  # beyond this the program takes minutes; see families()
 
 
@@ -82,8 +83,10 @@ class CandidateTable:
 def all_allocations(topology: Topology, max_replicas: int) -> tuple[list[Allocation], bool]:
     """Allocations to search, and whether that is every one there is.
 
-    With few places all of them; otherwise the :func:`families` that plans are normally made of.
+    With few places all of them; otherwise the :func:`families` that plans are normally made of, and with very many none.
     """
+    if len(topology.places) > MOST_PLACES:
+        return [], False
     count = 1
     for capacity in topology.capacities:
         count *= capacity + 1

@@ -1,55 +1,133 @@
 """Good plans found quickly, so that the exact search starts with a time to beat.
 
-The position-free optimum, its stages fitted into places one by one, often is a real plan already. Two
-families follow, each solved by a dynamic program over (cut, devices after it) for one batch::
+First plans that cost nothing to find: one device, data parallelism, an equal split. Then, for one batch, the
+position-free optimum with its stages fitted into places one by one, which often is a real plan already; and its
+stages, or better ones, laid along an *order* of the devices, each taking the next ones::
 
-    packed   stages take consecutive devices in tree order     server0: A A B C   server1: C C D D
-    spread   every place runs the same inner pipeline          server0: A A B C   server1: A A B C
+    packed   place by place                        server0: A A B C   server1: C C D D
+    spread   one device of every place in turn     server0: A A B C   server1: A A B C
+    between  the same over groups of places        so that each group runs a pipeline of its own
 
-It minimises the largest single cost: a stage, its devices' links, or one cut's transfers over one shared
-link. What several transfers and rings sum up to on a link is seen only when the whole plan is
-evaluated, so these plans are feasible, not optimal.
+Stages along an order come from :mod:`planner.along`. What several transfers and rings sum up to on a link is seen
+only when the whole plan is evaluated, so these plans are feasible, not optimal.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
 
-from planner.bound import Bound
-from planner.columns import CandidateTable
+from planner.along import stages_along
 from planner.cost import Stage, evaluate
-from planner.problem import Problem
+from planner.problem import Problem, Scenario
+from planner.stage_arrays import Ints
 from planner.topology import Allocation
 
-__all__ = ["good_plans"]
+__all__ = ["first_plans", "laid_plans", "plans_along"]
 
-MOST_STEPS = 3_000_000  # of one dynamic program; larger inputs go without
+MOST_PLACES = 16  # for which groups of every size are tried
 MOST_FITS = 2_000  # attempts to fit stages into places
+Path = list[tuple[int, int, int, bool]]  # stages: first, last, replicas, whether they recompute
 
 
-def good_plans(bound: Bound, lowest_us: float) -> Iterator[tuple[Stage, ...]]:
-    """Plans that fit their devices and have a batch the problem allows, not necessarily the scenario's."""
-    problem, capacities = bound.problem, bound.problem.topology.capacities
-    fitted = _fitted(bound.path(lowest_us), capacities)
-    if fitted and _allowed(problem, fitted):
-        yield fitted
-        if len(capacities) == 1:  # there it is the optimum itself
-            return
-    most = bound.scenario.max_devices
-    families: list[tuple[int, int, Callable[[int, int], Allocation]]] = [(most, 1, partial(_packed, capacities))]
-    for places in sorted({*(1 << bit for bit in range(1, len(capacities).bit_length())), len(capacities)} - {1}):
-        if each := min(min(capacities[:places]), most // places):
-            families.append((each, places, partial(_spread, len(capacities), places)))
-    for most_units, places, allocate in families:
-        stages = _best(bound.table, most_units, places, allocate)
-        if stages is not None and _allowed(problem, stages):
+def first_plans(problem: Problem) -> Iterator[tuple[Stage, ...]]:
+    """The fastest device alone, data parallelism on ever fewer devices, and as equal stages as consecutive states allow."""
+    places, capacities, end = problem.topology.places, problem.topology.capacities, problem.chain.end
+    fastest = max(range(len(places)), key=lambda p: (places[p].device_type.speed, -p))
+    alone = tuple(int(p == fastest) for p in range(len(places)))
+    order = [place for place, count in enumerate(capacities) for _ in range(count)]
+    paths: list[Path] = []
+    again = problem.recompute_choices[-1]  # where it may, a stage recomputes: rather slow than too large
+    devices = min(problem.max_devices, problem.max_replicas)
+    while devices > 1:
+        paths.append([(0, end, devices, again)])
+        devices //= 2
+    for count in [problem.stages] if problem.stages else sorted({problem.max_devices, -(-problem.max_devices // 2)}):
+        paths.append([(first, last, 1, again) for first, last in _equal_split(problem, count)])
+    for stages in ((Stage(0, end, alone, again),), *(_laid(path, order, len(places)) for path in paths)):
+        if stages and allowed(problem, stages):
             yield stages
 
 
-def _fitted(path: list[tuple[int, int, int, bool]], capacities: Allocation) -> tuple[Stage, ...]:
-    """The stages (first, last, replicas, recompute), each whole in one place, the largest first; () if they do not fit that way."""
+def laid_plans(problem: Problem, path: Path) -> Iterator[tuple[Stage, ...]]:
+    """A relaxed plan on real devices; plans that fit them and have a batch the problem allows."""
+    capacities = problem.topology.capacities
+    for stages in (_fitted(path, capacities), *(_laid(path, _order(capacities, size), len(capacities)) for size in _sizes(capacities))):
+        if stages and allowed(problem, stages):
+            yield stages
+
+
+def plans_along(problem: Problem, scenario: Scenario, rows: Ints, ceiling_us: float, deadline: float | None, *,
+                thorough: bool) -> Iterator[tuple[Stage, ...]]:
+    """The best stages along each order of the devices, of those in ``rows`` (as in :mod:`planner.stage_arrays`).
+
+    Where places are taken in turn, each stage takes the same number of each; unless ``thorough``, there are no others.
+    """
+    capacities = problem.topology.capacities
+    for size in _sizes(capacities):
+        order = _order(capacities, size)
+        for unit in {size, 1} if thorough and size in (1, len(capacities)) else {size} - {1}:
+            for stages in stages_along(problem, scenario, order, unit, rows, ceiling_us, deadline):
+                if allowed(problem, stages):
+                    yield stages
+
+
+def _sizes(capacities: Allocation) -> list[int]:
+    """Of groups of places that are taken in turn: 1, 2, 4, ... and all."""
+    sizes = {*(1 << bit for bit in range(len(capacities).bit_length())), len(capacities)}
+    return sorted(sizes if len(capacities) <= MOST_PLACES else {1, 2, len(capacities)})
+
+
+def _order(capacities: Allocation, size: int) -> list[int]:
+    """The devices, as the places that they belong to: group after group, and in a group one device of each place in turn."""
+    order = []
+    for start in range(0, len(capacities), size):
+        group = range(start, min(start + size, len(capacities)))
+        order += [place for turn in range(max(capacities[p] for p in group)) for place in group if turn < capacities[place]]
+    return order
+
+
+def _laid(path: Path, order: list[int], places: int) -> tuple[Stage, ...]:
+    """The stages on consecutive devices of the order, the first stage on the first; () where it is too short."""
+    stages, begin = [], 0
+    if sum(r for _, _, r, _ in path) > len(order):
+        return ()
+    for first, last, r, again in path:
+        allocation = [0] * places
+        for place in order[begin:begin + r]:
+            allocation[place] += 1
+        stages.append(Stage(first, last, tuple(allocation), again))
+        begin += r
+    return tuple(stages)
+
+
+def _equal_split(problem: Problem, count: int) -> list[tuple[int, int]]:
+    """At most ``count`` stages of about the same compute, along states of which each is inside the next."""
+    chain = problem.chain
+    masks = chain.states.masks
+    cuts = [0]
+    total_us = chain.compute_us[chain.end] or 1.0
+    steps = [0]
+    for state in range(1, chain.end + 1):  # one way through the states, the smallest step at a time
+        if masks[steps[-1]] & ~masks[state] == 0:
+            steps.append(state)
+    inner = steps[1:-1]
+    for number in range(1, count):
+        wanted = [state for state in inner if state > cuts[-1]]
+        left = count - number - 1  # cuts that are still to come
+        if problem.stages is not None and left:
+            wanted = wanted[:len(wanted) - left]
+        if not wanted:
+            break
+        goal_us = total_us * number / count
+        cuts.append(min(wanted, key=lambda state: (abs(chain.compute_us[state] - goal_us), state)))
+    cuts.append(chain.end)
+    return list(itertools.pairwise(cuts))
+
+
+def _fitted(path: Path, capacities: Allocation) -> tuple[Stage, ...]:
+    """The stages, each whole in one place, the largest first; () if they do not fit that way."""
     order = sorted(range(len(path)), key=lambda k: (-path[k][2], k))
     left, chosen, attempts = list(capacities), [0] * len(path), 0
 
@@ -70,79 +148,22 @@ def _fitted(path: list[tuple[int, int, int, bool]], capacities: Allocation) -> t
                 left[place] += replicas
         return False
 
-    if not path or not fit(0):
+    if not path or len(path) > 500 or path[order[0]][2] > max(capacities) or not fit(0):
         return ()
     return tuple(Stage(first, last, tuple(r if p == place else 0 for p in range(len(capacities))), recompute)
                  for (first, last, r, recompute), place in zip(path, chosen, strict=True))
 
 
-def _best(table: CandidateTable, most: int, unit: int, allocate: Callable[[int, int], Allocation]) -> tuple[Stage, ...] | None:
-    """The stages with the smallest largest cost, counting devices in steps of ``unit``."""
-    problem, topology, n = table.problem, table.problem.topology, table.problem.chain.end
-    intervals, counted = problem.chain.intervals(), problem.stages is not None
-    if len(intervals) * most * most * (problem.stages or 1) > MOST_STEPS:
-        return None
-    counts = [r for r in range(1, most + 1) if table.scenario.admits(r * unit) and r * unit <= problem.max_replicas]
-    shapes = [(r, after, allocate(after, r)) for r in counts for after in range(most - r + 1)]
-    sited = [(r, after, allocation, topology.site(allocation), recompute)
-             for r, after, allocation in shapes for recompute in problem.recompute_choices]
-    best: _Table = {(n, 0, 0): (0.0, None, 0)}
-    for first, last in sorted(intervals, reverse=True):
-        for k in range(problem.stages or 1):  # stages after this one, where their number is fixed
-            for r, after, allocation, site, recompute in sited:
-                rest = best.get((last, after, k))
-                node = (first, after + r, k + counted)
-                known_us = best.get(node, (math.inf,))[0]
-                if rest is None or known_us <= rest[0]:
-                    continue
-                cost_us, max_after = table.cost(first, last, site, recompute)
-                if after * unit > max_after or max(cost_us, rest[0]) >= known_us:
-                    continue
-                if rest[1] is not None and topology.shared:
-                    cost_us = max(cost_us, _transfer_us(problem, last, allocation, rest[1].allocation))
-                if max(cost_us, rest[0]) < known_us:
-                    best[node] = (max(cost_us, rest[0]), Stage(first, last, allocation, recompute), after)
-    ends = [(best[node][0], node) for devices in range(1, most + 1) if (node := (0, devices, problem.stages or 0)) in best]
-    return _walk(best, min(ends)[1]) if ends else None
-
-
-_Node = tuple[int, int, int]  # cut, devices after it (in units), stages after it (0 unless they are counted)
-_Table = dict[_Node, tuple[float, Stage | None, int]]
-
-
-def _walk(best: _Table, node: _Node) -> tuple[Stage, ...]:
-    stages: list[Stage] = []
-    while (stage := best[node][1]) is not None:
-        stages.append(stage)
-        node = (stage.last, best[node][2], max(node[2] - 1, 0))
-    return tuple(stages)
-
-
-def _packed(capacities: Allocation, after: int, r: int) -> Allocation:
-    """Devices number ``after`` to ``after + r`` in tree order, counted from the end of the model."""
-    allocation, start = [], 0
-    for count in capacities:
-        allocation.append(max(0, min(after + r, start + count) - max(after, start)))
-        start += count
-    return tuple(allocation)
-
-
-def _spread(count: int, places: int, after: int, r: int) -> Allocation:
-    """``r`` devices of each of the first ``places`` places, whatever runs after."""
-    return (r,) * places + (0,) * (count - places)
-
-
-def _transfer_us(problem: Problem, cut: int, sender: Allocation, receiver: Allocation) -> float:
-    """Of a cut's tensors and their gradients over the busiest shared link."""
-    forward, gradient = problem.chain.forward_bytes[cut], problem.chain.gradient_bytes[cut]
-    costs = problem.topology.crossing_us_per_byte(sender, receiver)
-    return max((max(forward * up + gradient * down, forward * down + gradient * up) for up, down in costs), default=0.0)
-
-
-def _allowed(problem: Problem, stages: tuple[Stage, ...]) -> bool:
+def allowed(problem: Problem, stages: tuple[Stage, ...]) -> bool:
     """By the same rules as every plan: the batch it really has, and the memory it then needs."""
     replicas = [stage.replicas for stage in stages]
+    if problem.stages is not None and len(stages) != problem.stages:
+        return False
+    if max(replicas) > problem.max_replicas or sum(replicas) > problem.max_devices:
+        return False
     batch = problem.batch(stages)
+    if any(batch % r for r in replicas):
+        return False
     too_long = problem.batch_microbatches is None and math.lcm(*replicas) > problem.max_devices
     too_short = problem.policy == "2bw" and batch < sum(replicas)
     uneven = problem.equal_replicas and len(set(replicas)) > 1

@@ -33,6 +33,8 @@ from planner.spec.errors import PipedreamError
 
 __all__ = ["Answer", "Effort", "any_plan", "fewest_devices", "least_load"]
 
+MOST_TERMS = 150_000  # candidates times links of a coarse program; more take minutes
+ARC_S = 5e-5  # to write down what one arc adds to a program
 TOLERANCE = 1e-6  # the solver's own, relative to a row's right-hand side
 
 Terms = list[tuple[pulp.LpVariable, float]]
@@ -87,7 +89,7 @@ def _solve(problem: Problem, scenario: Scenario, candidates: Sequence[Candidate]
     time_us = max(time_us, 1e-6)  # loads are measured in it; a model of no cost has T = 0
     if problem.topology.shared:
         for relaxed in (True, False) if problem.topology.interchangeable else (False,):
-            arcs = network(problem, scenario, candidates, time_us, relaxed=relaxed, most_arcs=effort.most_arcs)
+            arcs = network(problem, scenario, candidates, time_us, relaxed=relaxed, most_arcs=effort.most_arcs, deadline=deadline)
             if arcs is None:
                 break
             answer = _solve_on(problem, scenario, arcs, None, time_us, deadline, least=least, any_solution=any_solution)
@@ -95,6 +97,8 @@ def _solve(problem: Problem, scenario: Scenario, candidates: Sequence[Candidate]
                 return answer
         if effort.pairings is None:
             return Answer((), 0.0, False)
+    if len(candidates) * (len(problem.topology.shared) + 1) > MOST_TERMS:
+        return Answer((), 0.0, False)
     arcs = coarse_network(problem, scenario, candidates)
     answer = _solve_on(problem, scenario, arcs, effort.pairings, time_us, deadline, least=least, any_solution=any_solution)
     return answer if answer is not None else Answer((), 0.0, False)
@@ -116,7 +120,7 @@ def _solve_on(problem: Problem, scenario: Scenario, arcs: list[Arc], pairings: P
     integer = len(problem.topology.places) > 1 or scenario.exact or problem.stages is not None or bool(problem.pins)
     while True:
         left_s = None if deadline is None else deadline - time.monotonic()
-        if left_s is not None and left_s <= 0:
+        if left_s is not None and left_s <= len(arcs) * ARC_S:  # it could not even be written down
             return Answer((), 0.0, False)
         built = _build(problem, scenario, arcs, pairings, time_us, integer=integer, least=least)
         status = run(built.program, time_limit_s=left_s, any_solution=any_solution)

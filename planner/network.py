@@ -21,6 +21,7 @@ the network is built again with real pairs and all names.
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -46,9 +47,9 @@ class Arc(NamedTuple):
 
 
 def network(problem: Problem, scenario: Scenario, candidates: Sequence[Candidate], time_us: float, *,
-            relaxed: bool, most_arcs: int) -> list[Arc] | None:
-    """The arcs that some path within the loads may use; None when there are too many to be worth it."""
-    return _Builder(problem, scenario, candidates, time_us, relaxed).build(most_arcs)
+            relaxed: bool, most_arcs: int, deadline: float | None = None) -> list[Arc] | None:
+    """The arcs that some path within the loads may use; None when there are too many to be worth it, or no time."""
+    return _Builder(problem, scenario, candidates, time_us, relaxed).build(most_arcs, deadline)
 
 
 class _Builder:
@@ -66,13 +67,13 @@ class _Builder:
         self.to_end: dict[Node, Load] = {}  # least load from a node to the end, link by link
         self.begins: dict[int, dict[Allocation, list[Node]]] = defaultdict(lambda: defaultdict(list))
 
-    def build(self, most_arcs: int) -> list[Arc] | None:
+    def build(self, most_arcs: int, deadline: float | None) -> list[Arc] | None:
         n, none = self.problem.chain.end, (0,) * len(self.problem.topology.places)
         for c in self.candidates:
             for after in [none] if c.last == n else list(self.begins[c.last]):
                 if self._fits(c, after):
                     self._add_stage(c, after)
-            if len(self.arcs) > most_arcs:
+            if len(self.arcs) > most_arcs or (deadline is not None and time.monotonic() > deadline):
                 return None
         return self._reachable()
 

@@ -15,22 +15,29 @@ from __future__ import annotations
 import math
 import time
 from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from planner.bound import Bound, best_sites
 from planner.coarse import Pairings
 from planner.columns import Candidate, all_allocations
 from planner.cost import Stage, evaluate
-from planner.heuristic import good_plans
+from planner.groups import Groups
+from planner.heuristic import first_plans, laid_plans, plans_along
 from planner.ilp import Answer, Effort, any_plan, fewest_devices, least_load
-from planner.problem import Problem, scenarios
+from planner.loose import Loose
+from planner.problem import Problem, Scenario, scenarios
 from planner.spec.errors import Infeasible
 from planner.topology import Allocation
 
 __all__ = ["Found", "search"]
 
 MOST_ARCS = 40_000  # of a full network; more make the program slower than its coarser form
+MOST_SCENARIOS = 64  # that are looked at one by one
+PROMISING = 3  # looked at first where there are more
+MOST_ALONG = 2  # scenarios for which the slower of the quick plans are looked for
 MOST_GIVEN_UP = 3  # programs too large before the others are not tried either
+ROUGH, FINE = 3e-3, 1e-9  # how exactly a scenario's bound is found first, and when a good plan is known
 EQUAL = 1e-9  # relative difference below which two times are one
 _NOTHING = Answer((), math.inf, True)
 _STEPS = (1.02, 1.03, 1.05, 1.05, 1.05, 1.1, 1.1, 1.2, 1.5, 2.0, 5.0, math.inf)  # how far above what has failed the search looks next
@@ -57,24 +64,25 @@ def search(problem: Problem, *, deadline: float | None = None) -> Found | None:
         Infeasible: code ``time_limit``; no plan was found until then, though there may be one.
     """
     state = _Search(problem, deadline)
-    # Long batches first: they divide the once-a-batch costs, so they soon give a time to prune the others with.
+    state.offer_all(first_plans(problem))
     limited = any(place.device_type.memory_bytes is not None for place in problem.topology.places)
-    order = sorted(scenarios(problem, memory_matters=limited), key=lambda s: (-s.batch_microbatches, s.multiple, s.vertical_versions or 0))
-    bounds = [Bound(problem, scenario, state.sites) for scenario in order]
-    promising = bounds
-    if len(problem.topology.places) > 1 or deadline is not None:  # on one place the position-free bound is the answer already
-        by_bound = []
-        for index, bound in enumerate(promising):
-            if (lowest_us := bound.lowest_us(state.best.microbatch_us * (1 - EQUAL))) is not None:
-                if state.best_batch == 0 or not state.late:
-                    state.try_good_plans(bound, lowest_us)
-                by_bound.append((lowest_us, index))
-        promising = [promising[index] for _, index in sorted(by_bound)]
-    for bound in promising:
-        state.visit(bound)
-    for bound in sorted(bounds, key=lambda bound: bound.scenario.batch_microbatches != state.best_batch):
-        state.prefer_fewer_devices(bound)
-    possible = bool(state.best.stages) or any(bound.fewest_devices(math.inf) is not None for bound in bounds)
+    groups = Groups(problem, scenarios(problem, memory_matters=limited), state.sites, deadline)
+    for scenario in groups.promising(PROMISING) if len(groups.scenarios) > MOST_SCENARIOS else ():
+        state.look_at(scenario, Loose(problem, [scenario], state.sites, None, deadline), 0.0)
+    left: list[tuple[float, int, Scenario, Loose]] = []
+    for scenario, loose, low_us in groups.within(state.ceiling_us):
+        better_us = state.look_at(scenario, loose, low_us)
+        if better_us is not None:
+            left.append((better_us, len(left), scenario, loose))
+        if len(left) > MOST_SCENARIOS:
+            break
+    if groups.bound_us < state.ceiling_us():
+        state.unproven(groups.bound_us)
+    for low_us, _, scenario, loose in sorted(left):
+        if low_us <= state.ceiling_us():
+            state.visit(scenario, loose, low_us)
+    state.prefer_fewer_devices(groups)
+    possible = bool(state.best.stages) or groups.root.fewest_devices(math.inf) is not None
     if not state.best.stages and possible and not (state.in_time and state.every_allocation):
         reason = "within the time limit" if state.late else "among the placements that were searched"
         raise Infeasible(f"no plan was found {reason}, though there may be one",
@@ -96,6 +104,7 @@ class _Search:
     in_time: bool = True
     settled: bool = False  # whether ``best`` is the program's own answer
     given_up: int = 0  # scenarios whose program was too large
+    along: int = MOST_ALONG  # scenarios for which the better, slower plans are still to be looked for
     effort: Effort = field(default_factory=lambda: Effort(MOST_ARCS, Pairings()))
 
     def __post_init__(self) -> None:
@@ -112,67 +121,121 @@ class _Search:
     def late(self) -> bool:
         return self.deadline is not None and time.monotonic() > self.deadline
 
-    def try_good_plans(self, bound: Bound, lowest_us: float) -> None:
-        """Start from the best plan that :mod:`planner.heuristic` finds."""
-        for stages in good_plans(bound, lowest_us):
-            batch = self.problem.batch(stages)
-            found = evaluate(self.problem.chain, self.problem.topology, self.problem.policy, stages, batch)
-            load_us = sum(found.shared_link_us)
-            ties = found.microbatch_us <= self.best.microbatch_us * (1 + EQUAL) and load_us < self.best_load_us
-            if found.microbatch_us < self.best.microbatch_us * (1 - EQUAL) or ties:
-                self.best, self.best_batch, self.settled = Answer(stages, found.microbatch_us, True), batch, False
-                self.best_load_us = load_us
+    def ceiling_us(self) -> float:
+        """What a plan must be within to be better than the best."""
+        return self.best.microbatch_us * (1 - EQUAL)
 
-    def visit(self, bound: Bound) -> None:
+    def offer(self, stages: tuple[Stage, ...]) -> None:
+        """A plan that is allowed; it is taken if it is faster, or as fast with less load on shared links."""
+        batch = self.problem.batch(stages)
+        found = evaluate(self.problem.chain, self.problem.topology, self.problem.policy, stages, batch)
+        load_us = sum(found.shared_link_us)
+        ties = found.microbatch_us <= self.best.microbatch_us * (1 + EQUAL) and load_us < self.best_load_us
+        if found.microbatch_us < self.ceiling_us() or ties:
+            self.best, self.best_batch, self.settled = Answer(stages, found.microbatch_us, True), batch, False
+            self.best_load_us = load_us
+
+    def offer_all(self, plans: Iterable[tuple[Stage, ...]]) -> None:
+        """Each of them."""
+        for stages in plans:
+            self.offer(stages)
+
+    def unproven(self, low_us: float) -> None:
+        """There may be plans as fast as this that were not looked for."""
+        self.bound_us, self.in_time = min(self.bound_us, low_us), False
+
+    def look_at(self, scenario: Scenario, loose: Loose, low_us: float) -> float | None:
+        """Good plans of the scenario; what it can still be better than the best by, if it can."""
+        flat = len(self.problem.topology.places) == 1
+        for tolerance in (ROUGH, FINE):
+            bounds = loose.lowest_us(self.ceiling_us(), tolerance, low_us)
+            if bounds is None:
+                return None
+            low_us = bounds[0]
+            self.offer_all(laid_plans(self.problem, loose.path(bounds[1])))
+            if self.best.stages:
+                loose = loose.narrowed(self.ceiling_us())
+            if tolerance == ROUGH and not flat:
+                self.along -= 1
+                self.offer_all(plans_along(self.problem, scenario, loose.kept, self.ceiling_us(), self.deadline, thorough=self.along >= 0))
+        if flat and low_us <= self.ceiling_us() and not self.late:  # the path's batch is another one, or its number of stages
+            bound = Bound(self.problem, scenario, self.sites, loose.useful(self.ceiling_us()).rows)
+            exact_us = bound.lowest_us(self.ceiling_us())
+            if exact_us is None:
+                return None
+            low_us = exact_us
+            self.offer_all(laid_plans(self.problem, bound.path(low_us)))
+        return low_us if low_us <= self.ceiling_us() else None
+
+    def visit(self, scenario: Scenario, loose: Loose, low_us: float) -> None:
         """Improve ``best`` if the scenario has a faster plan."""
-        lowest_us = bound.lowest_us(self.best.microbatch_us * (1 - EQUAL))
-        if lowest_us is None:
+        if self.late or self.given_up >= MOST_GIVEN_UP or not self.allocations:
+            self.unproven(low_us)
             return
-        if self.given_up >= MOST_GIVEN_UP:
-            self.bound_us, self.in_time = min(self.bound_us, lowest_us), False
+        bound = Bound(self.problem, scenario, self.sites, loose.useful(self.ceiling_us()).rows)
+        lowest_us = bound.lowest_us(self.ceiling_us())
+        if lowest_us is None:
             return
         one = _ScenarioSearch(self, bound)
         answer = one.fastest(lowest_us)
         self.given_up += not one.proven
         if not (one.proven and self.every_allocation):
-            self.bound_us = min(self.bound_us, lowest_us)
+            self.bound_us = min(self.bound_us, one.failed_us if self.every_allocation else lowest_us)
             self.in_time = self.in_time and one.proven
-        if answer.microbatch_us < self.best.microbatch_us * (1 - EQUAL):
+        if answer.microbatch_us < self.ceiling_us():
             self.best, self.best_batch, self.settled = answer, bound.scenario.batch_microbatches, True
 
-    def prefer_fewer_devices(self, bound: Bound) -> None:
-        """Improve ``best`` if the scenario has a plan as fast on fewer devices, or is not settled by the program yet."""
-        devices = sum(stage.replicas for stage in self.best.stages)
-        within_us = self.best.microbatch_us * (1 + EQUAL)
-        fewest = bound.fewest_devices(within_us) if devices else None
-        settle = not self.settled and bound.scenario.batch_microbatches == self.best_batch
-        if fewest is None or fewest > devices or (fewest == devices and not settle) or self.given_up >= MOST_GIVEN_UP:
+    def prefer_fewer_devices(self, groups: Groups) -> None:
+        """Improve ``best`` if a scenario has a plan as fast on fewer devices, or settle which of equally good ones it is."""
+        if not self.best.stages or not self.allocations:
             return
-        one = _ScenarioSearch(self, bound)
-        if fewest == devices:  # the program only confirms what the bound proves
-            one.effort = Effort(MOST_ARCS // 8, None)
-        answer = one.within(within_us)
-        self.given_up += not one.proven
-        if answer.stages and (settle or sum(stage.replicas for stage in answer.stages) < devices):
-            self.best, self.best_batch, self.settled = answer, bound.scenario.batch_microbatches, True
+        tried = 0
+        if len(groups.scenarios) > MOST_SCENARIOS:  # only whether the best one's own scenario has a plan with fewer
+            own = [scenario for scenario in groups.scenarios if scenario.batch_microbatches == self.best_batch]
+            groups = Groups(self.problem, own, self.sites, self.deadline)
+        for scenario, loose, _ in groups.within(lambda: self.best.microbatch_us * (1 + EQUAL), lambda: self.devices - self.settled):
+            tried += 1
+            if tried > MOST_SCENARIOS or self.late or self.given_up >= MOST_GIVEN_UP:
+                return
+            within_us = self.best.microbatch_us * (1 + EQUAL)
+            bound = Bound(self.problem, scenario, self.sites, loose.useful(within_us).rows)
+            fewest = bound.fewest_devices(within_us)
+            settle = not self.settled and scenario.batch_microbatches == self.best_batch
+            if fewest is None or fewest > self.devices or (fewest == self.devices and not settle):
+                continue
+            one = _ScenarioSearch(self, bound)
+            if fewest == self.devices:  # the program only confirms what the bound proves
+                one.effort = Effort(MOST_ARCS // 8, None)
+            answer = one.within(within_us)
+            self.given_up += not one.proven
+            if answer.stages and (settle or sum(stage.replicas for stage in answer.stages) < self.devices):
+                self.best, self.best_batch, self.settled = answer, scenario.batch_microbatches, True
+
+    @property
+    def devices(self) -> int:
+        """Of the best plan."""
+        return sum(stage.replicas for stage in self.best.stages)
 
 
 class _ScenarioSearch:
     def __init__(self, state: _Search, bound: Bound) -> None:
         self.state, self.scenario, self.bound = state, bound.scenario, bound
         self.proven, self.effort = True, state.effort
+        self.failed_us = 0.0  # no plan of the scenario is within this
         self._known: dict[tuple[int, int, Allocation, bool], Candidate | None] = {}
 
     def fastest(self, lowest_us: float) -> Answer:
         """The fastest plan that beats the best so far, if there is one; ``lowest_us`` is a lower bound."""
         ceiling_us = self.state.best.microbatch_us * (1 - EQUAL)
         best, failed_us = self._any(lowest_us), lowest_us
+        self.failed_us = lowest_us
         for step in _STEPS:
             if best.stages or failed_us >= ceiling_us or not self.proven:
                 break
             trial_us = min(failed_us * step, ceiling_us)
             best = self._any(trial_us)
-            failed_us = failed_us if best.stages else trial_us
+            failed_us = failed_us if best.stages or not self.proven else trial_us
+            self.failed_us = failed_us
         if best.stages and best.microbatch_us > lowest_us * (1 + EQUAL):
             best = self._by_links(*self._bisect(best, failed_us))
         return self._with_fewer_devices(best) if best.stages else best
@@ -196,8 +259,8 @@ class _ScenarioSearch:
             if answer.stages:
                 best = answer if answer.microbatch_us < best.microbatch_us else best
                 costs = [cost for cost in costs if cost < middle]
-            else:
-                failed_us = middle
+            elif self.proven:
+                self.failed_us = failed_us = middle
         return best, failed_us
 
     def _by_links(self, best: Answer, failed_us: float) -> Answer:

@@ -6,6 +6,7 @@ a single stage is given there; the tests compare.
 
 from __future__ import annotations
 
+import copy
 from functools import lru_cache
 from typing import Any
 
@@ -17,7 +18,7 @@ from planner.memory import depth_within_batch
 from planner.problem import Problem, Scenario
 from planner.topology import Site
 
-__all__ = ["StageArrays", "stage_arrays"]
+__all__ = ["Ints", "StageArrays", "stage_arrays"]
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -43,24 +44,38 @@ class StageArrays:
         self.received = forward[self.first]
         inward, outward = self.received + gradient[self.last], forward[self.last] + gradient[self.first]
         self.busier = np.maximum(inward, outward).astype(np.float64)
-        self._sizes = self.parameters.astype(np.float64)
-        self._memory: tuple[Any, Any, Any] | None = None
+        self.sizes = self.parameters.astype(np.float64)
+        self._memory: tuple[Any, ...] | None = None
+
+    def some(self, rows: Ints) -> StageArrays:
+        """These of the stages, in the same order."""
+        self.parts_bytes()
+        result = copy.copy(self)
+        for name in ("first", "last", "compute_us", "forward_us", "update_us", "copy_us", "parameters", "received", "busier", "sizes"):
+            setattr(result, name, getattr(self, name)[rows])
+        result._memory = tuple(part[rows] for part in self.parts_bytes())
+        return result
 
     def _difference(self, sums: Any) -> Any:
         return sums[self.last] - sums[self.first]
 
-    def cost_us(self, problem: Problem, scenario: Scenario, site: Site, recompute: bool = False) -> Floats:
-        """What :func:`planner.cost.stage_cost` calls ``bottleneck_us`` of each stage at ``site``."""
-        r, batch = site.replicas, scenario.batch_microbatches
+    def updates_us(self, problem: Problem, scenario: Scenario) -> Floats:
+        """Of one update of each stage, with the copy of its weights where the policy keeps an older version."""
         is_first, is_last = self.first == 0, self.last == self.chain.end
         copies = np.select([is_first & is_last, is_first, is_last], [
             scenario.copies(problem.policy, is_first=True, is_last=True), scenario.copies(problem.policy, is_first=True, is_last=False),
             scenario.copies(problem.policy, is_first=False, is_last=True)], scenario.copies(problem.policy, is_first=False, is_last=False))
-        update_us = np.where(copies, self.update_us + self.copy_us, self.update_us)
+        update_us: Floats = np.where(copies, self.update_us + self.copy_us, self.update_us)
+        return update_us
+
+    def cost_us(self, problem: Problem, scenario: Scenario, site: Site, recompute: bool = False) -> Floats:
+        """What :func:`planner.cost.stage_cost` calls ``bottleneck_us`` of each stage at ``site``."""
+        r, batch = site.replicas, scenario.batch_microbatches
+        update_us = self.updates_us(problem, scenario)
         allreduce_us = np.zeros(len(self.first))
         if r > 1:
-            allreduce_us = 2 * (r - 1) / r * self._sizes / site.ring_bandwidth_bytes_per_s * 1e6 + 2 * (r - 1) * site.ring_latency_us
-        load = self.busier / r + 2 * (r - 1) / r * self._sizes / batch
+            allreduce_us = 2 * (r - 1) / r * self.sizes / site.ring_bandwidth_bytes_per_s * 1e6 + 2 * (r - 1) * site.ring_latency_us
+        load = self.busier / r + 2 * (r - 1) / r * self.sizes / batch
         compute_us = self.compute_us + self.forward_us if recompute else self.compute_us
         stage_us = compute_us / site.speed / r + update_us / site.speed / batch + allreduce_us / batch
         if problem.policy == "flush":
@@ -91,13 +106,17 @@ class StageArrays:
 
     def _need_bytes(self, in_flight: Ints, versions: Ints, recompute: bool) -> Any:
         """The total of :func:`planner.memory.replica_memory`."""
+        fixed_bytes, saved_bytes, received_bytes = self.parts_bytes()
+        return self.parameters * versions + fixed_bytes + received_bytes * in_flight + saved_bytes * (1 if recompute else in_flight)
+
+    def parts_bytes(self) -> tuple[Any, ...]:
+        """What each stage holds whatever is in flight (but for its weights), what a microbatch saves, and what it receives for one."""
         if self._memory is None:
             chain = self.chain
             fixed = [self._difference(_whole(sums)) for sums in (chain.buffer_bytes, chain.optimizer_bytes)]
             self._memory = (fixed[0] + fixed[1] + self.parameters + _whole(self._workspaces()), self._difference(_whole(chain.saved_bytes)),
                             self.received)
-        fixed_bytes, saved_bytes, received_bytes = self._memory
-        return self.parameters * versions + fixed_bytes + received_bytes * in_flight + saved_bytes * (1 if recompute else in_flight)
+        return self._memory
 
     def _workspaces(self) -> list[int]:
         if not self.chain.states.nested:
