@@ -50,7 +50,7 @@ seed = click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=0, show
                     help="Seed of weights, data order and dropout.")
 threads = click.option("--threads", type=click.IntRange(1, 4096), help="Threads a worker computes with on a CPU.")
 
-NOT_STORED = {"as_json", "verbose", "debug", "output", "check", "sweep", "plot"}  # they do not change what a file holds
+NOT_STORED = {"as_json", "verbose", "debug", "output", "check", "sweep", "plot", "explain"}  # they do not change what a file holds
 
 
 def common(function: Function) -> Function:

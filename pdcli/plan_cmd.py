@@ -14,6 +14,7 @@ from pdcli.interrupts import interrupts_deferred
 from pdcli.plan_options import decision_options, wanted
 from pdcli.plan_view import facts, show, statistics_line
 from pdcli.sweep_cmd import run_sweep, sweep_options
+from planner.spec.errors import BadInput
 
 if TYPE_CHECKING:
     from pdcli.output import Output
@@ -30,16 +31,17 @@ __all__ = ["command"]
 @decision_options
 @click.option("-o", "--output", default="plan.json", show_default=True, help="File to write.")
 @click.option("--check", is_flag=True, help="Write nothing; exit 1 when the file differs from the plan found.")
+@click.option("--explain", metavar="LAYER", multiple=True, help="Say why this layer is where it is; may be repeated.")
 @sweep_options
 @options.common
 @click.pass_context
 def command(context: click.Context, /, out: Output, profile: str, cluster: str, intra_bandwidth: str | None, inter_bandwidth: str | None,
-            memory: str | None, output: str, check: bool, sweep: str | None, plot: str, **decisions: Any) -> int:
+            memory: str | None, output: str, check: bool, explain: tuple[str, ...], sweep: str | None, plot: str, **decisions: Any) -> int:
     """Find the fastest pipeline for PROFILE on a cluster and write the plan.
 
     The answer is optimal for the cost model when the solver says so; otherwise its gap is shown.
     """
-    from planner.spec.files import document_text, read_document, write_document
+    from planner.spec.files import document_text, encode, read_document, write_document
     from planner.spec.profile import Profile
     from planner.spec.units import parse_bandwidth, parse_bytes
 
@@ -52,11 +54,18 @@ def command(context: click.Context, /, out: Output, profile: str, cluster: str, 
     with interrupts_deferred():
         from planner.clusters import load_cluster
         from planner.explain import bottleneck_sentence, why_slower
+        from planner.explain_layer import explain_layer
+        from planner.options import kept_together, layer_index
         from planner.solve import make_plan
         from planner.statistics import collected
 
     hardware = load_cluster(cluster, device=document.device, intra_bandwidth=intra_bytes_per_s,
                             inter_bandwidth=inter_bytes_per_s, memory_bytes=memory_bytes)
+    for name in explain:
+        layer_index([layer.name for layer in document.layers], name, "--explain")
+        if asked.cost_model != "measured" or sweep is not None:
+            raise BadInput(f"--explain {name} is asked with {'--sweep' if sweep is not None else f'--cost-model {asked.cost_model}'}",
+                           hint="leave one of them out", code="usage")
     if sweep is not None:
         return run_sweep(context, out, document, hardware, asked, sweep, plot)
     with out.working(f"planning {document.model} on {hardware.device_count} devices"), collected() as statistics:
@@ -65,9 +74,14 @@ def command(context: click.Context, /, out: Output, profile: str, cluster: str, 
         write_document(plan, output)
     sentence, why = bottleneck_sentence(plan), why_slower(plan, document)
     show(out, plan, sentence, why)
+    reports = [explain_layer(plan, kept_together(document.at(plan.microbatch_size), asked), name) for name in explain]
+    for report in reports:
+        out.text()
+        for line in report.sentences():
+            out.text(line)
     out.detail(statistics_line(plan, statistics))
     fields = {"plan": output, **facts(plan), "bottleneck_sentence": sentence, "why_slower": why,
-              "statistics": dataclasses.asdict(statistics)}
+              "statistics": dataclasses.asdict(statistics), "explained": [encode(report) for report in reports]}
     if check:
         try:
             same = Path(output).read_text(encoding="utf-8") == document_text(plan)

@@ -13,7 +13,7 @@ from planner.spec.plan import Policy
 from planner.spec.profile import Profile, TiedParameter
 from planner.topology import Topology
 
-__all__ = ["CostModel", "Objective", "PlanOptions", "kept_together", "option_name", "problem_of"]
+__all__ = ["CostModel", "Objective", "PlanOptions", "kept_together", "layer_index", "option_name", "problem_of"]
 
 CostModel = Literal["measured", "pipedream-2019"]
 Objective = Literal["throughput", "devices", "memory"]
@@ -54,7 +54,7 @@ def kept_together(profile: Profile, options: PlanOptions) -> Profile:
     names = [layer.name for layer in profile.layers]
     groups = []
     for group in options.together:
-        indices = sorted({_index(names, name, "--together") for name in group})
+        indices = sorted({layer_index(names, name, "--together") for name in group})
         if len(indices) > 1:
             groups.append(TiedParameter(f"together {','.join(group)}", 0, tuple(indices)))
     return replace(profile, tied=(*profile.tied, *groups)) if groups else profile
@@ -97,13 +97,18 @@ def _pins(chain: Chain, options: PlanOptions, most_stages: int) -> tuple[Pin, ..
         if not 0 <= stage < stages:
             raise BadInput(f"--pin {name}={stage}: there is no stage {stage}, a plan here has at most {stages} stages, from 0",
                            hint=f"give --pin a stage from 0 to {stages - 1}")
-        layer = _index(list(chain.names), name, "--pin")
+        layer = layer_index(list(chain.names), name, "--pin")
         if pins.setdefault(layer, stage) != stage:
             raise BadInput(f"--pin wants layer {name} in stage {pins[layer]} and in stage {stage}", hint="give one of them")
     return tuple(Pin(layer, stage) for layer, stage in sorted(pins.items()))
 
 
-def _index(names: list[str], name: str, option: str) -> int:
+def layer_index(names: list[str], name: str, option: str) -> int:
+    """Of the layer that an option names.
+
+    Raises:
+        BadInput: no layer has such a name; the hint has those that are written most like it.
+    """
     if name in names:
         return names.index(name)
     near = difflib.get_close_matches(name, names, 3, 0.5)

@@ -105,6 +105,19 @@ def test_long_names_are_shortened_in_tables_and_whole_in_json(run: Run) -> None:
     assert run("plan", "profile.json", *CLUSTER, "--stages", "3", "--json").json["stages"][0]["layers"][0] == long.format(0)
 
 
+def test_explained_layers_are_told_and_do_not_change_the_plan(run: Run) -> None:
+    run("plan", "profile.json", *CLUSTER, "--stages", "3")
+    before = Path("plan.json").read_bytes()
+    result = run("plan", "profile.json", *CLUSTER, "--stages", "3", "--explain", "net.block0", "--explain", "net.block5")
+    assert result.exit_code == 0 and Path("plan.json").read_bytes() == before
+    assert "net.block0 is in stage 0: " in result.stdout and "net.block5 is in stage 2: " in result.stdout
+    body = run("plan", "profile.json", *CLUSTER, "--stages", "3", "--explain", "net.block0", "--json").json
+    assert [(one["layer"], one["stage"], [move["stage"] for move in one["moves"]]) for one in body["explained"]] == [("net.block0", 0, [1])]
+    message, hint = run("plan", "profile.json", "--explain", "net.blok0").failed(2)
+    assert "net.blok0" in message and "net.block0" in hint
+    run("plan", "profile.json", "--explain", "net.block0", "--sweep", "devices=1,2").failed(2)
+
+
 def test_optimal_is_said_only_when_proven(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     from planner import solve
 
