@@ -18,6 +18,7 @@ from planner.spec.errors import BadInput
 
 if TYPE_CHECKING:
     from pdcli.output import Output
+    from planner.spec.plan import Plan
 
 __all__ = ["command"]
 
@@ -88,18 +89,23 @@ def command(context: click.Context, /, out: Output, profile: str, cluster: str, 
         except (OSError, UnicodeDecodeError):
             same = False
         message = f"{output} is this plan" if same else f"{output} differs from this plan"
-        hint = f"pipedream train {shlex.quote(output)}" if same else write_command(context)
+        hint = next_command(plan, cluster, output) if same else write_command(context)
         out.text(message)
         out.next(hint)
         out.json(message, hint, {**fields, "differs": not same}, exit_code=0 if same else 1)
         return 0 if same else 1
-    here = plan.job is not None and cluster == "local"
-    next_command = shlex.join(["pipedream", "train" if here else "simulate", output])
+    then = next_command(plan, cluster, output)
     message = f"wrote {output}: {len(plan.stages)} stages on {plan.worker_count} of {hardware.device_count} devices"
     out.text(message)
-    out.next(next_command)
-    out.json(message, next_command, fields)
+    out.next(then)
+    out.json(message, then, fields)
     return 0
+
+
+def next_command(plan: Plan, cluster: str, output: str) -> str:
+    """Training where the plan is for this machine and has a job, else what needs neither."""
+    here = plan.job is not None and cluster == "local"
+    return shlex.join(["pipedream", "train" if here else "simulate", output])
 
 
 def write_command(context: click.Context) -> str:

@@ -72,12 +72,14 @@ def show(out: Output, profile: Profile, cluster: Cluster, varied: Sweep, rows: l
             continue
         plan, predicted = row.plan, row.plan.predicted
         others = [_times(predicted.baseline_us(name), predicted.microbatch_us) for name in ("one device", "data parallelism")]
-        lines.append((varied.text(row.value), f"{row.samples_per_s or 0:.1f}", format_duration_us(predicted.microbatch_us),
+        lines.append((varied.text(row.value), f"{row.samples_per_s or 0:.1f}", format_duration_us(predicted.expected_us),
                       "-".join(map(str, plan.replicas)) if len(plan.stages) <= 12 else f"{len(plan.stages)} stages", str(plan.worker_count),
                       *others,
                       "optimal" if plan.solver.status == "optimal" else f"gap {plan.solver.gap:.1%}"))
     headings = (varied.what, "samples/s", "microbatch", "replicas", "workers", "x one device", "x data par.", "proof")
     out.table(f"{profile.model} on {cluster.name} (predicted)", headings, lines, text=(0, 3, 7))
+    out.text("x one device, x data par.: how many times as fast as one device, and as data parallelism")
+    out.text("on these devices with an update after one microbatch on each")
     reasons = [(row.reason, varied.text(row.value)) for row in rows if row.plan is None]
     for reason in dict.fromkeys(reason for reason, _ in reasons):
         values = [value for why, value in reasons if why == reason]
@@ -106,7 +108,7 @@ def facts(row: Row) -> dict[str, Any]:
     if row.plan is None:
         return {"value": row.value, "feasible": False, "reason": row.reason}
     plan, predicted = row.plan, row.plan.predicted
-    return {"value": row.value, "feasible": True, "microbatch_us": predicted.microbatch_us, "samples_per_s": row.samples_per_s,
+    return {"value": row.value, "feasible": True, "microbatch_us": predicted.expected_us, "samples_per_s": row.samples_per_s,
             "replicas": list(plan.replicas), "workers": plan.worker_count, "one_device_us": predicted.baseline_us("one device"),
             "data_parallel_us": predicted.baseline_us("data parallelism"), "bottleneck": predicted.bottleneck, "status": plan.solver.status,
             "gap": plan.solver.gap}

@@ -58,9 +58,9 @@ class Row:
 
     @property
     def samples_per_s(self) -> float | None:
-        if self.plan is None or not self.plan.predicted.microbatch_us > 0:
+        if self.plan is None or not self.plan.predicted.expected_us > 0:
             return None
-        return self.plan.microbatch_size * 1e6 / self.plan.predicted.microbatch_us
+        return self.plan.microbatch_size * 1e6 / self.plan.predicted.expected_us
 
 
 def parse_sweep(text: str) -> Sweep:

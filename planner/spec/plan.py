@@ -97,6 +97,11 @@ class Prediction:
     links: tuple[LinkPrediction, ...]  # loaded links only
     baselines: tuple[Baseline, ...]
 
+    @property
+    def expected_us(self) -> float:
+        """The time to expect per microbatch: simulated where it is known and longer, else the closed form's."""
+        return self.microbatch_us if self.simulated_us is None else max(self.microbatch_us, self.simulated_us)
+
     def baseline_us(self, name: str) -> float:
         """The time of the baseline called ``name``, whether or not it fits; infinite when it is not known."""
         return next((one.microbatch_us for one in self.baselines if one.name == name and one.microbatch_us is not None), float("inf"))

@@ -152,6 +152,14 @@ def test_check_compares_and_writes_nothing(run: Run) -> None:
     assert Path("plan.json").read_bytes() == before
 
 
+def test_the_next_command_after_a_check_is_one_that_works(run: Run) -> None:
+    for arguments, word in ((CLUSTER, "simulate"), ((), "train")):
+        run("plan", "profile.json", *arguments)
+        assert run("plan", "profile.json", *arguments, "--check", "--json").json["hint"] == f"pipedream {word} plan.json"
+    write_document(profile(job=None), "profile.json")  # a model that others measured
+    assert run("plan", "profile.json", "--json").json["hint"] == "pipedream simulate plan.json"
+
+
 def test_too_little_memory_is_exit_code_3_with_the_stage_and_both_numbers(run: Run) -> None:
     message, hint = run("plan", "profile.json", "--memory", "20MB").failed(3)
     assert "stage" in message and "20000000" in message and hint
