@@ -162,13 +162,16 @@ class StageWorker:
             total = sum(float(self._losses.pop(microbatch)) for microbatch in sorted(self._losses) if microbatch < end)
             loss = sum_over_replicas([total], self._reducer, self._device)[0] / self._pipeline.batch_microbatches
         self._reduce(self.weights.trainable)
-        self._update_weights.clip(self._device)
         reduced = time.monotonic_ns()
+        self._update_weights.clip(self._device)
+        clipped = time.monotonic_ns()
         self._observer.running(op)
         self.weights.advance(self._update_weights.step, self._needed_from(self.weights.newest + 1))
-        if self._reducer.size > 1 or self._joint:
+        if self._reducer.size > 1:
             self._observer.spent(op, "allreduce", start, reduced)
-        self._observer.spent(op, "update", reduced, time.monotonic_ns())
+        if self._joint:
+            self._observer.spent(op, "wait", reduced, clipped)
+        self._observer.spent(op, "update", clipped, time.monotonic_ns())
         self._observer.updated(op.index, loss)
         if self._pipeline.evaluates_after(op.index) and self._evaluation is not None:
             self._evaluated_batch = op.index
