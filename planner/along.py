@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -18,14 +19,21 @@ from planner.problem import Problem, Scenario, prime_powers
 from planner.stage_arrays import Ints, stage_arrays
 from planner.topology import Allocation, Site
 
-__all__ = ["stages_along"]
+__all__ = ["Work", "stages_along"]
 
 Floats = npt.NDArray[np.float64]
-MOST_STEPS = 60_000_000  # of one dynamic program; larger inputs go without
+MOST_STEPS = 8_000_000  # of all dynamic programs of one search: a few seconds
 _WEIGHTS = (1.0, 2.0)  # of the average link's load
 
 
-def stages_along(problem: Problem, scenario: Scenario, order: list[int], unit: int, rows: Ints, ceiling_us: float,
+@dataclass
+class Work:
+    """What may still be spent on plans along orders, in stages times replica counts times devices after them."""
+
+    steps_left: int = MOST_STEPS
+
+
+def stages_along(problem: Problem, scenario: Scenario, order: list[int], unit: int, rows: Ints, ceiling_us: float, work: Work,
                  deadline: float | None) -> Iterator[tuple[Stage, ...]]:
     """Stages with costs below ``ceiling_us``, for each weight of the average link, where there are any.
 
@@ -33,17 +41,21 @@ def stages_along(problem: Problem, scenario: Scenario, order: list[int], unit: i
     """
     most = min(problem.max_replicas, scenario.max_devices, len(order))
     counts = [r // unit for r in range(unit, most + 1, unit) if scenario.admits(r)]
-    if not counts or len(rows) * len(counts) * len(order) // unit * (problem.stages or 1) > MOST_STEPS:
+    steps = len(rows) * len(counts) * len(order) // unit * (problem.stages or 1)
+    if not counts or steps > work.steps_left:
         return
     one = _Along(problem, scenario, order, unit, counts, rows, ceiling_us)
     found: tuple[Stage, ...] = ()
     for weight in _WEIGHTS:
         if deadline is not None and time.monotonic() > deadline:
             return
+        work.steps_left -= steps
         again = one.best(weight, deadline)
         if again and again != found:
             yield again
         found = again
+        if not again:  # nor with a larger weight
+            return
 
 
 class _Along:
@@ -101,7 +113,9 @@ class _Along:
             links = [link.link.bandwidth_bytes_per_s / 1e6 for link in topology.shared]
             times = [(up / rate, down / rate) for (up, down), rate in zip(topology.crossings(*key), links, strict=True)]
             average = (sum(up for up, _ in times) / len(times), sum(down for _, down in times) / len(times))
-            self.known[key] = [*sorted(set(times)), average]
+            pairs = {(max(pair), min(pair)) for pair in times}  # a link is as busy as its busier direction
+            most = [one for one in pairs if not any(one != other and one[0] <= other[0] and one[1] <= other[1] for other in pairs)]
+            self.known[key] = [*sorted(most), average]
         return self.known[key]
 
     def best(self, weight: float, deadline: float | None) -> tuple[Stage, ...]:

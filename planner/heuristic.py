@@ -18,7 +18,7 @@ import itertools
 import math
 from collections.abc import Iterator
 
-from planner.along import stages_along
+from planner.along import Work, stages_along
 from planner.cost import Stage, evaluate
 from planner.problem import Problem, Scenario
 from planner.stage_arrays import Ints
@@ -58,19 +58,22 @@ def laid_plans(problem: Problem, path: Path) -> Iterator[tuple[Stage, ...]]:
             yield stages
 
 
-def plans_along(problem: Problem, scenario: Scenario, rows: Ints, ceiling_us: float, deadline: float | None, *,
-                thorough: bool) -> Iterator[tuple[Stage, ...]]:
+def plans_along(problem: Problem, scenario: Scenario, rows: Ints, ceiling_us: float, work: Work,
+                deadline: float | None) -> Iterator[tuple[Stage, ...]]:
     """The best stages along each order of the devices, of those in ``rows`` (as in :mod:`planner.stage_arrays`).
 
-    Where places are taken in turn, each stage takes the same number of each; unless ``thorough``, there are no others.
+    Where places are taken in turn, each stage takes the same number of each, and then also any number.
     """
     capacities = problem.topology.capacities
-    for size in _sizes(capacities):
-        order = _order(capacities, size)
-        for unit in {size, 1} if thorough and size in (1, len(capacities)) else {size} - {1}:
-            for stages in stages_along(problem, scenario, order, unit, rows, ceiling_us, deadline):
-                if allowed(problem, stages):
-                    yield stages
+    ways = [(_order(capacities, size), size) for size in _sizes(capacities)]
+    if len(capacities) > 1:
+        ways.append((_order(capacities, len(capacities)), 1))
+        if len(problem.topology.interchangeable) < len(capacities) - 1:
+            ways.append((_order(capacities, 1)[::-1], 1))  # unequal places: the last one first
+    for order, unit in ways:
+        for stages in stages_along(problem, scenario, order, unit, rows, ceiling_us, work, deadline):
+            if allowed(problem, stages):
+                yield stages
 
 
 def _sizes(capacities: Allocation) -> list[int]:

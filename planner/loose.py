@@ -9,7 +9,9 @@ is admitted. With replicas on equal devices and links, and batches of A microbat
 
 A *tier* is a range of replica counts for which devices and links are alike (more replicas may need slower ones).
 Memory asks for more replicas where many devices follow, as each holds 1 + ceil(u / r) microbatches in flight.
-Where this needs more devices than there are, no plan of any of the scenarios is within T. Exact multiples,
+Where this needs more devices than there are, no plan of any of the scenarios is within T. Where devices differ in
+speed each has a *price*, that of its speed, and what is least is the sum of prices: a stage takes fewer fast
+devices or more slow ones, and all there are have so many of each only. Exact multiples,
 numbers of stages and pins are left out.
 """
 
@@ -33,6 +35,8 @@ Floats = npt.NDArray[np.float64]
 NEVER = 1 << 40  # devices of a stage that no number makes fast enough
 MANY = 5_000  # stages; fewer are not worth narrowing
 NARROWS = 0.98  # how much shorter a time must be for the stages to be narrowed again
+_WHOLE = 1 << 60  # numbers up to this are exact in an array
+_FINEST = 1000  # price of the fastest device where there are others
 _SLACK = 1e-9  # relative: what rounding may cost, given away
 
 
@@ -40,6 +44,7 @@ class _Way(NamedTuple):
     """Replica counts from ``least`` to ``most`` on sites that differ in nothing else, recomputing or not."""
 
     site: Site
+    price: int  # of a device
     least: int
     most: int
     compute_us: Floats  # of the stages, on such a device
@@ -59,7 +64,7 @@ class Kept(NamedTuple):
     """Stages that plans within a time may have, as indices of :class:`planner.stage_arrays.StageArrays`."""
 
     rows: Ints
-    before: Ints  # for each cut, the fewest devices of the stages before it
+    before: Ints  # for each cut, the least price of the stages before it
 
 
 class Loose:
@@ -72,8 +77,13 @@ class Loose:
     def __init__(self, problem: Problem, scenarios: Sequence[Scenario], sites: list[Site], kept: Kept | None = None,
                  deadline: float | None = None) -> None:
         self.problem, self.scenarios, self.sites, self.deadline = problem, scenarios, sites, deadline
-        self.longest, self.shortest = (select(s.batch_microbatches for s in scenarios) for select in (max, min))
+        self.longest, self.shortest = (min(select(s.batch_microbatches for s in scenarios), _WHOLE) for select in (max, min))
         self.max_devices = max(s.max_devices for s in scenarios)
+        speeds = sorted((place.device_type.speed for place in problem.topology.places for _ in range(min(place.count, self.max_devices))),
+                        reverse=True)
+        self._prices = {speed: max(1, round(speed / speeds[0] * _FINEST)) if speeds[-1] < speeds[0] else 1 for speed in speeds}
+        self._budget = sum(self._prices[speed] for speed in speeds[:self.max_devices])
+        self._dearest = self._prices[speeds[0]]
         versions = [s.vertical_versions for s in scenarios if s.vertical_versions is not None]
         self._vertical = min(versions) if len(versions) == len(scenarios) else None
         most = min(problem.max_replicas, self.max_devices, len(sites))
@@ -88,11 +98,12 @@ class Loose:
         self._first, self._last = self._stages.first, self._stages.last
         self._parameters, self._busier = self._stages.sizes, self._stages.busier
         self._begins: list[int] = np.searchsorted(self._first, np.arange(problem.chain.end + 2)).tolist()
-        self._ways = self._all_ways(self._stages, [sites[r - 1] for r in counts.tolist()])
+        self._ways = [way for speed in self._prices for way in self._ways_of(
+            self._stages, [sites[r - 1]._replace(speed=speed) for r in counts.tolist() if speeds[r - 1] >= speed])]
         self._limited = any(way.left_bytes is not None for way in self._ways)
         self._known: tuple[float, list[_Range], Ints, Ints] | None = None
 
-    def _all_ways(self, stages: StageArrays, sites: list[Site]) -> list[_Way]:
+    def _ways_of(self, stages: StageArrays, sites: list[Site]) -> list[_Way]:
         problem, ways = self.problem, []
         updates_us = stages.updates_us(problem, self.scenarios[0])  # the same in all
         for _, group in itertools.groupby(sites, key=lambda site: site._replace(replicas=0)):
@@ -110,7 +121,7 @@ class Loose:
                     fixed, saved, received = stages.parts_bytes()
                     left = site.memory_bytes - fixed - (saved if recompute else 0)
                     each = received if recompute else received + saved
-                ways.append(_Way(site, run[0].replicas, run[-1].replicas, compute_us, once_us, left, each))
+                ways.append(_Way(site, self._prices[site.speed], run[0].replicas, run[-1].replicas, compute_us, once_us, left, each))
         return ways
 
     def _range(self, way: _Way, time_us: float) -> _Range:
@@ -133,19 +144,21 @@ class Loose:
 
     def fewest_devices(self, time_us: float) -> int | None:
         """Of a relaxed plan within ``time_us``; None when there is none on the devices there are."""
-        fewest = int(self._to_end(time_us)[2][0])
-        return fewest if fewest <= self.max_devices else None
+        least = int(self._to_end(time_us)[2][0])
+        return -(-least // self._dearest) if least <= self._budget else None
 
     def _to_end(self, time_us: float) -> tuple[list[_Range], Ints, Ints]:
-        """By way, the replicas of each stage; the fewest devices of each stage; and of all stages after each cut."""
+        """By way, the replicas of each stage; the least price of each stage; and of all stages after each cut."""
         if self._known is None or self._known[0] != time_us:
             ranges = [self._range(way, time_us * (1 + _SLACK)) for way in self._ways]
-            counts = np.minimum.reduce([*(one.least for one in ranges), np.full(len(self.kept), NEVER, dtype=np.int64)])
-            self._known = (time_us, ranges, counts, self._reached(ranges, counts))
+            prices = np.full(len(self.kept), NEVER, dtype=np.int64)
+            for way, one in zip(self._ways, ranges, strict=True):
+                np.minimum(prices, one.least * way.price, out=prices)
+            self._known = (time_us, ranges, prices, self._reached(ranges, prices))
         return self._known[1:]
 
-    def _reached(self, ranges: list[_Range], counts: Ints) -> Ints:
-        """Where memory is limited, ``counts`` become what a stage needs with the fewest devices after it."""
+    def _reached(self, ranges: list[_Range], prices: Ints) -> Ints:
+        """Where memory is limited, ``prices`` become those of what a stage needs with the fewest devices after it."""
         end = self.problem.chain.end
         reached = np.full(end + 1, NEVER, dtype=np.int64)
         reached[end] = 0
@@ -158,18 +171,18 @@ class Loose:
                 needed = self._with_memory(self._ways[0], ranges[0], after, part)
                 for way, one in zip(self._ways[1:], ranges[1:], strict=True):
                     needed = np.minimum(needed, self._with_memory(way, one, after, part))
-                counts[part] = needed
-            fewest = int((counts[part] + after).min())
-            if fewest <= self.max_devices - self._before[cut]:
-                reached[cut] = fewest
+                prices[part] = needed
+            least = int((prices[part] + after).min())
+            if least <= self._budget - self._before[cut]:
+                reached[cut] = least
         return reached
 
     def _with_memory(self, way: _Way, fast: _Range, after: Ints, part: slice) -> Ints:
-        """The fewest devices of stages when so many follow: memory may need more than time does."""
+        """The price of stages when so much follows: memory may need more replicas than time does."""
         count = fast.least[part]
         if way.left_bytes is None:
-            return count
-        after = np.minimum(after, self.max_devices)
+            return count * way.price
+        after = np.minimum(-(-after // self._dearest), self.max_devices)  # at least so many devices
         room = way.left_bytes[part] - self._stages.parameters[part] * self._versions(after)
         depth = np.where(way.each_bytes[part] > 0, room // np.maximum(way.each_bytes[part], 1), np.where(room >= 0, NEVER, 0))  # that fits
         if self.problem.policy == "flush":  # no more than its share of a batch
@@ -179,7 +192,7 @@ class Loose:
             more = np.where(depth > 1, -(-after // np.maximum(depth - 1, 1)), NEVER)
         more = np.where((after == 0) & (depth > 0), 1, more)
         needed = np.maximum(count, self._next[np.minimum(more, len(self._next) - 1).astype(np.int64)])
-        return np.where(needed <= fast.most[part], needed, NEVER)
+        return np.where(needed <= fast.most[part], needed * way.price, NEVER)
 
     def _versions(self, after: Ints) -> Ints | int:
         """No fewer weight versions can be live with so many devices after a stage."""
@@ -218,27 +231,22 @@ class Loose:
         return self.deadline is not None and time.monotonic() > self.deadline
 
     def path(self, time_us: float) -> list[tuple[int, int, int, bool]]:
-        """Stages (first, last, replicas, recompute) of a relaxed plan within ``time_us`` on the fewest devices; [] if there is none."""
-        ranges, counts, reached = self._to_end(time_us)
-        if reached[0] > self.max_devices:
+        """Stages (first, last, replicas, recompute) of a relaxed plan within ``time_us`` of the least price; [] if there is none."""
+        ranges, prices, reached = self._to_end(time_us)
+        if reached[0] > self._budget:
             return []
         cut, stages = 0, []
         while cut < self.problem.chain.end:
             part = slice(self._begins[cut], self._begins[cut + 1])
-            choice = part.start + int(np.argmin(counts[part] + reached[self._last[part]]))
-            last, r = int(self._last[choice]), int(counts[choice])
-            stages.append((cut, last, r, self._recomputes(choice, ranges, r, int(reached[last]))))
+            row = part.start + int(np.argmin(prices[part] + reached[self._last[part]]))
+            last = int(self._last[row])
+            after = np.array([reached[last]])
+            by_way = [int(self._with_memory(way, one, after, slice(row, row + 1))[0]) for way, one in zip(self._ways, ranges, strict=True)]
+            index = by_way.index(min(by_way))
+            recompute = self.problem.recompute_choices[index % len(self.problem.recompute_choices)]
+            stages.append((cut, last, by_way[index] // self._ways[index].price, recompute))
             cut = last
         return stages
-
-    def _recomputes(self, row: int, ranges: list[_Range], r: int, after: int) -> bool:
-        """Whether a stage must recompute to be content with ``r`` replicas."""
-        choices = self.problem.recompute_choices
-        if len(choices) == 1:
-            return choices[0]
-        plain = [self._with_memory(way, one, np.array([after]), slice(row, row + 1))[0]
-                 for way, one in zip(self._ways[::2], ranges[::2], strict=True)]  # ways come in pairs, without and with
-        return r not in plain
 
     def narrowed(self, time_us: float) -> Loose:
         """The same for times within ``time_us`` only, which it answers faster."""
@@ -248,14 +256,14 @@ class Loose:
 
     def useful(self, time_us: float) -> Kept:
         """The stages that some plan within ``time_us`` could contain."""
-        _, counts, reached = self._to_end(time_us)
+        _, prices, reached = self._to_end(time_us)
         before = np.full(self.problem.chain.end + 1, NEVER, dtype=np.int64)
         before[0] = 0
         for cut in range(self.problem.chain.end):
             part = slice(self._begins[cut], self._begins[cut + 1])
             if before[cut] < NEVER and part.start < part.stop:
-                np.minimum.at(before, self._last[part], before[cut] + counts[part])
-        return Kept(self.kept[before[self._first] + counts + reached[self._last] <= self.max_devices], before)
+                np.minimum.at(before, self._last[part], before[cut] + prices[part])
+        return Kept(self.kept[before[self._first] + prices + reached[self._last] <= self._budget], before)
 
 
 def _between(shrinks: Floats, room: Floats, growth: float) -> tuple[Floats, Floats]:
@@ -279,6 +287,6 @@ def _admitted(scenarios: Sequence[Scenario], most: int) -> Ints:
     counts = np.arange(1, most + 1)
     admitted = np.zeros(most, dtype=np.bool_)
     for multiple, only in {(s.multiple, s.only) for s in scenarios}:
-        divides = np.array([multiple % r == 0 for r in range(1, most + 1)]) if multiple >= 1 << 62 else multiple % counts == 0
+        divides = multiple % counts == 0 if multiple <= _WHOLE else np.array([multiple % r == 0 for r in counts.tolist()])
         admitted |= divides & (counts == only if only is not None else True)
     return counts[admitted]

@@ -24,6 +24,7 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Sequence
+from operator import add, gt
 from typing import NamedTuple
 
 from planner.columns import Candidate
@@ -63,6 +64,7 @@ class _Builder:
         self.classes = problem.topology.interchangeable if relaxed else []
         self.crossings = problem.topology.least_crossings if relaxed else problem.topology.crossings
         self.before = _fewest_before(problem, self.candidates)
+        self.shares: dict[tuple[Allocation, Allocation], list[tuple[float, float]]] = {}  # of what crosses, in units of what a link carries
         self.arcs: list[Arc] = []
         self.to_end: dict[Node, Load] = {}  # least load from a node to the end, link by link
         self.begins: dict[int, dict[Allocation, list[Node]]] = defaultdict(lambda: defaultdict(list))
@@ -82,9 +84,12 @@ class _Builder:
         devices = sum(after)
         if devices > c.max_after or self.before[c.first] + c.replicas + devices > self.scenario.max_devices:
             return False
-        if any(used + more > most for used, more, most in zip(after, c.allocation, self.problem.topology.capacities, strict=True)):
+        if any(map(gt, map(add, after, c.allocation), self.problem.topology.capacities)):
             return False
-        return not any(after[p] == after[q] == 0 and c.allocation[p] < c.allocation[q] for p, q in self.classes)
+        for p, q in self.classes:
+            if c.allocation[p] < c.allocation[q] and after[p] == after[q] == 0:
+                return False
+        return True
 
     def _add_stage(self, c: Candidate, after: Allocation) -> None:
         pattern = self.problem.topology.pattern(c.allocation)
@@ -93,10 +98,10 @@ class _Builder:
             self._add_transfers(head)
         load = self._ring_load(c)
         rest = self.to_end[head]
-        total = tuple(a + b for a, b in zip(load, rest, strict=True))
+        total = tuple(map(add, load, rest))
         if not _within(total):
             return
-        tail: Node = (c.first, True, tuple(a + b for a, b in zip(after, c.allocation, strict=True)), pattern)
+        tail: Node = (c.first, True, tuple(map(add, after, c.allocation)), pattern)
         self.arcs.append(Arc(c, tail, head, load))
         if tail in self.to_end:
             self.to_end[tail] = tuple(map(min, self.to_end[tail], total))
@@ -113,7 +118,7 @@ class _Builder:
         least = (float("inf"),) * len(self.nothing)
         for begin in self.begins[cut][after]:
             load = self._transfer_load(cut, pattern, begin[3])
-            total = tuple(a + b for a, b in zip(load, self.to_end[begin], strict=True))
+            total = tuple(map(add, load, self.to_end[begin]))
             if _within(total):
                 self.arcs.append(Arc(None, head, begin, load))
                 least = tuple(map(min, least, total))
@@ -129,9 +134,12 @@ class _Builder:
 
     def _transfer_load(self, cut: int, sender: Allocation, receiver: Allocation) -> Load:
         forward, gradient = self.problem.chain.forward_bytes[cut], self.problem.chain.gradient_bytes[cut]
+        if (sender, receiver) not in self.shares:
+            self.shares[sender, receiver] = [(unit * leaves, unit * enters) for unit, (leaves, enters)
+                                             in zip(self.units, self.crossings(sender, receiver), strict=True)]
         load: list[float] = []
-        for unit, (leaves, enters) in zip(self.units, self.crossings(sender, receiver), strict=True):
-            load += (unit * (forward * leaves + gradient * enters), unit * (forward * enters + gradient * leaves))
+        for leaves, enters in self.shares[sender, receiver]:
+            load += (forward * leaves + gradient * enters, forward * enters + gradient * leaves)
         return tuple(load)
 
     def _reachable(self) -> list[Arc]:
@@ -146,8 +154,8 @@ class _Builder:
             start = from_start.get(arc.tail)
             if start is None:
                 continue
-            here = tuple(a + b for a, b in zip(start, arc.load, strict=True))
-            if _within(tuple(a + b for a, b in zip(here, self.to_end[arc.head], strict=True))):
+            here = tuple(map(add, start, arc.load))
+            if _within(tuple(map(add, here, self.to_end[arc.head]))):
                 kept.append(arc)
                 from_start[arc.head] = tuple(map(min, from_start[arc.head], here)) if arc.head in from_start else here
         return kept
@@ -163,4 +171,4 @@ def _fewest_before(problem: Problem, candidates: Sequence[Candidate]) -> dict[in
 
 
 def _within(load: Load) -> bool:
-    return all(part <= 1 + 1e-9 for part in load)
+    return max(load, default=0.0) <= 1 + 1e-9

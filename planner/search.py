@@ -18,6 +18,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from planner.along import Work
 from planner.bound import Bound, best_sites
 from planner.coarse import Pairings
 from planner.columns import Candidate, all_allocations
@@ -35,11 +36,11 @@ __all__ = ["Found", "search"]
 MOST_ARCS = 40_000  # of a full network; more make the program slower than its coarser form
 MOST_SCENARIOS = 64  # that are looked at one by one
 PROMISING = 3  # looked at first where there are more
-MOST_ALONG = 2  # scenarios for which the slower of the quick plans are looked for
 MOST_GIVEN_UP = 3  # programs too large before the others are not tried either
 ROUGH, FINE = 3e-3, 1e-9  # how exactly a scenario's bound is found first, and when a good plan is known
 EQUAL = 1e-9  # relative difference below which two times are one
 _NOTHING = Answer((), math.inf, True)
+_NEAR = (1.1, 1.5, math.inf)  # how far above a bound the quick plans are looked for
 _STEPS = (1.02, 1.03, 1.05, 1.05, 1.05, 1.1, 1.1, 1.2, 1.5, 2.0, 5.0, math.inf)  # how far above what has failed the search looks next
 
 
@@ -104,7 +105,7 @@ class _Search:
     in_time: bool = True
     settled: bool = False  # whether ``best`` is the program's own answer
     given_up: int = 0  # scenarios whose program was too large
-    along: int = MOST_ALONG  # scenarios for which the better, slower plans are still to be looked for
+    work: Work = field(default_factory=Work)
     effort: Effort = field(default_factory=lambda: Effort(MOST_ARCS, Pairings()))
 
     def __post_init__(self) -> None:
@@ -156,8 +157,7 @@ class _Search:
             if self.best.stages:
                 loose = loose.narrowed(self.ceiling_us())
             if tolerance == ROUGH and not flat:
-                self.along -= 1
-                self.offer_all(plans_along(self.problem, scenario, loose.kept, self.ceiling_us(), self.deadline, thorough=self.along >= 0))
+                self._try_along(scenario, loose, low_us)
         if flat and low_us <= self.ceiling_us() and not self.late:  # the path's batch is another one, or its number of stages
             bound = Bound(self.problem, scenario, self.sites, loose.useful(self.ceiling_us()).rows)
             exact_us = bound.lowest_us(self.ceiling_us())
@@ -166,6 +166,14 @@ class _Search:
             low_us = exact_us
             self.offer_all(laid_plans(self.problem, bound.path(low_us)))
         return low_us if low_us <= self.ceiling_us() else None
+
+    def _try_along(self, scenario: Scenario, loose: Loose, low_us: float) -> None:
+        """Plans near the bound first: there are few stages to choose from."""
+        for near in _NEAR:
+            before_us, within_us = self.best.microbatch_us, min(low_us * near, self.ceiling_us())
+            self.offer_all(plans_along(self.problem, scenario, loose.useful(within_us).rows, within_us, self.work, self.deadline))
+            if self.best.microbatch_us < before_us or within_us >= self.ceiling_us() or self.late:
+                return
 
     def visit(self, scenario: Scenario, loose: Loose, low_us: float) -> None:
         """Improve ``best`` if the scenario has a faster plan."""
@@ -177,6 +185,7 @@ class _Search:
         if lowest_us is None:
             return
         one = _ScenarioSearch(self, bound)
+        lowest_us = max(lowest_us, low_us)
         answer = one.fastest(lowest_us)
         self.given_up += not one.proven
         if not (one.proven and self.every_allocation):

@@ -122,7 +122,7 @@ def _plan(whole: Profile, microbatch_size: int, cluster: Cluster, options: PlanO
             for stage, paths, depth in zip(found.stages, devices, result.in_flight, strict=True)
         ),
         predicted=_prediction(profile, problem, found, result, devices),
-        solver=_report(within, found, options),
+        solver=_report(within, found, options, deadline),
         cluster=cluster,
     )
 
@@ -186,7 +186,7 @@ def _least_possible_us(problem: Problem, time_us: float) -> float:
     return max(busy_us, fast_us)
 
 
-def _report(problem: Problem, found: Found, options: PlanOptions) -> SolverReport:
+def _report(problem: Problem, found: Found, options: PlanOptions, deadline: float | None) -> SolverReport:
     bound_us = found.bound_us if not problem.chain.restricted else min(found.bound_us, _least_possible_us(problem, found.microbatch_us))
     gap = max(0.0, (found.microbatch_us - bound_us) / found.microbatch_us) if found.microbatch_us > 0 else 0.0
     optimal = gap <= 2e-6  # what the solver's tolerance may leave
@@ -197,7 +197,7 @@ def _report(problem: Problem, found: Found, options: PlanOptions) -> SolverRepor
         restricted.append("the search was ended by the time limit, or by its size")
     if options.objective != "throughput":
         restricted.append(f"plans that need more {'devices' if options.objective == 'devices' else 'memory per device'} (--objective)")
-    longer_us = longer_batches_us(problem, found.microbatch_us * 0.99, tolerance=0.005)
+    longer_us = longer_batches_us(problem, found.microbatch_us * 0.99, 0.005, deadline)
     if longer_us is not None:
         restricted.append(f"batches of more than {problem.max_devices} microbatches (--batch-microbatches): at best "
                           f"{format_duration_us(longer_us)} per microbatch")
