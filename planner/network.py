@@ -86,10 +86,7 @@ class _Builder:
             return False
         if any(map(gt, map(add, after, c.allocation), self.problem.topology.capacities)):
             return False
-        for p, q in self.classes:
-            if c.allocation[p] < c.allocation[q] and after[p] == after[q] == 0:
-                return False
-        return True
+        return all(not (c.allocation[p] < c.allocation[q] and after[p] == after[q] == 0) for p, q in self.classes)
 
     def _add_stage(self, c: Candidate, after: Allocation) -> None:
         pattern = self.problem.topology.pattern(c.allocation)
