@@ -7,25 +7,32 @@ memory, the fastest plan is never slower.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
+from typing import NamedTuple
 
 from planner.cost import evaluate
 from planner.options import Objective
 from planner.problem import Problem
 from planner.search import Found, search
-from planner.spec.cluster import Cluster
 from planner.spec.errors import Infeasible
 from planner.topology import Topology
 
-__all__ = ["best_for"]
+__all__ = ["Best", "best_for"]
 
-_FINE = 1.001  # memory is found this exactly
+_EQUAL = 1e-9  # relative
 
 
-def best_for(objective: Objective, problem: Problem, least_us: float, deadline: float | None) -> tuple[Problem, Found] | None:
-    """The best plan, and the problem narrowed to the limit that it keeps; None when no plan fits.
+class Best(NamedTuple):
+    """The best plan found, and the problem narrowed to the limit that it keeps; ``sure``: no smaller limit would do."""
 
-    ``least_us`` is the time that the plan must reach.
+    problem: Problem
+    found: Found
+    sure: bool
+
+
+def best_for(objective: Objective, problem: Problem, least_us: float, deadline: float | None) -> Best | None:
+    """The best plan; None when no plan fits. ``least_us`` is the time that the plan must reach.
 
     Raises:
         Infeasible: the fastest plan is slower than that.
@@ -33,53 +40,63 @@ def best_for(objective: Objective, problem: Problem, least_us: float, deadline: 
     fastest = search(problem, deadline=deadline)
     if fastest is None:
         return None
-    if fastest.microbatch_us > least_us * (1 + 1e-9):
-        raise Infeasible(f"--min-samples-per-s asks for at most {least_us:.6g} us per microbatch, the fastest plan takes "
-                         f"{fastest.microbatch_us:.6g} us", hint="ask for fewer samples per second, or give a larger cluster")
-    if objective == "devices":
-        return _fewest_devices(problem, fastest, least_us, deadline)
-    if objective == "memory":
-        return _least_memory(problem, fastest, least_us, deadline)
-    return problem, fastest
+    if not _fast_enough(fastest, least_us):
+        proven = fastest.bound_us > least_us * (1 + _EQUAL)
+        raise Infeasible(f"--min-samples-per-s asks for at most {least_us:.6g} us per microbatch, the fastest plan{'' if proven else ' found'} "
+                         f"takes {fastest.microbatch_us:.6g} us",
+                         hint="ask for fewer samples per second, or give a larger cluster" + ("" if proven else ", or a longer --time-limit"))
+    if objective == "throughput":
+        return Best(problem, fastest, True)
+    return _least(problem, fastest, least_us, deadline, _DEVICES if objective == "devices" else _MEMORY)
 
 
-def _fewest_devices(problem: Problem, fastest: Found, least_us: float, deadline: float | None) -> tuple[Problem, Found]:
-    best = (problem, fastest)
-    low, high = (problem.stages or 1) - 1, sum(stage.replicas for stage in fastest.stages)  # too few, and enough
-    while high - low > 1:
+class _Measure(NamedTuple):
+    """What is to be least: how much a plan needs, the problem with a limit on it, and how exactly it is wanted."""
+
+    of: Callable[[Problem, Found], int]
+    limited: Callable[[Problem, int], Problem]
+    fine: float
+
+
+def _least(problem: Problem, fastest: Found, least_us: float, deadline: float | None, measure: _Measure) -> Best:
+    best = Best(problem, fastest, True)
+    low, high = 0, measure.of(problem, fastest)  # too little, and enough
+    while high > max(low * measure.fine, low + 1):
         middle = (low + high) // 2
-        tried = replace(problem, max_devices=middle, max_replicas=min(middle, problem.max_replicas))
-        found = _within(tried, least_us, deadline)
+        tried = measure.limited(problem, middle)
+        found, sure = _within(tried, least_us, deadline)
         if found is None:
-            low = middle
+            low, best = middle, best._replace(sure=best.sure and sure)
         else:
-            best, high = (tried, found), min(middle, sum(stage.replicas for stage in found.stages))
-    tried = replace(problem, max_devices=high, max_replicas=min(high, problem.max_replicas))
-    found = _within(tried, least_us, deadline)
-    return best if found is None else (tried, found)
+            best, high = Best(tried, found, best.sure), min(middle, measure.of(tried, found))
+    tried = measure.limited(problem, high)  # the fastest of those that need no more
+    found, _ = _within(tried, least_us, deadline)
+    return best if found is None else Best(tried, found, best.sure)
 
 
-def _least_memory(problem: Problem, fastest: Found, least_us: float, deadline: float | None) -> tuple[Problem, Found]:
-    best = (problem, fastest)
-    low, high = 0, _peak_bytes(problem, fastest)
-    while high > max(low * _FINE, low + 1):
-        middle = (low + high) // 2
-        tried = replace(problem, topology=Topology(_limited(problem.topology.cluster, middle)))
-        found = _within(tried, least_us, deadline)
-        if found is None:
-            low = middle
-        else:
-            best, high = (tried, found), _peak_bytes(tried, found)
-    return best
-
-
-def _within(problem: Problem, least_us: float, deadline: float | None) -> Found | None:
-    """The fastest plan, if there is one and it is fast enough; None also when the time is up."""
+def _within(problem: Problem, least_us: float, deadline: float | None) -> tuple[Found | None, bool]:
+    """The fastest plan, if there is one and it is fast enough; and if not, whether that is proven."""
+    if problem.stages is not None and problem.stages > problem.max_devices:
+        return None, True
     try:
         found = search(problem, deadline=deadline)
     except Infeasible:
-        return None
-    return found if found is not None and found.microbatch_us <= least_us * (1 + 1e-9) else None
+        return None, False  # the time was up
+    if found is None or _fast_enough(found, least_us):
+        return found, True
+    return None, found.bound_us > least_us * (1 + _EQUAL)
+
+
+def _fast_enough(found: Found, least_us: float) -> bool:
+    return found.microbatch_us <= least_us * (1 + _EQUAL)
+
+
+def _device_count(problem: Problem, found: Found) -> int:
+    return sum(stage.replicas for stage in found.stages)
+
+
+def _with_devices(problem: Problem, most: int) -> Problem:
+    return replace(problem, max_devices=most, max_replicas=min(most, problem.max_replicas))
 
 
 def _peak_bytes(problem: Problem, found: Found) -> int:
@@ -87,6 +104,11 @@ def _peak_bytes(problem: Problem, found: Found) -> int:
     return max(memory.total_bytes for memory in result.memory)
 
 
-def _limited(cluster: Cluster, memory_bytes: int) -> Cluster:
-    kinds = tuple(replace(kind, memory_bytes=int(min(memory_bytes, kind.memory_bytes or math.inf))) for kind in cluster.device_types)
-    return replace(cluster, device_types=kinds)
+def _with_memory(problem: Problem, most_bytes: int) -> Problem:
+    cluster = problem.topology.cluster
+    kinds = tuple(replace(kind, memory_bytes=int(min(most_bytes, kind.memory_bytes or math.inf))) for kind in cluster.device_types)
+    return replace(problem, topology=Topology(replace(cluster, device_types=kinds)))
+
+
+_DEVICES = _Measure(_device_count, _with_devices, 1.0)
+_MEMORY = _Measure(_peak_bytes, _with_memory, 1.001)

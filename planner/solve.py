@@ -103,7 +103,7 @@ def _plan(whole: Profile, microbatch_size: int, cluster: Cluster, options: PlanO
     answer = best_for(options.objective, problem, least_us, deadline)
     if answer is None:
         raise _NoPlanError(problem, profile, options)
-    within, found = answer
+    within, found, sure = answer
     found = replace(found, stages=in_order_of_use(problem, found.stages, found.batch_microbatches))
     result = evaluate(chain, topology, problem.policy, found.stages, found.batch_microbatches)
     devices = assign_devices(topology, found.stages)
@@ -122,7 +122,7 @@ def _plan(whole: Profile, microbatch_size: int, cluster: Cluster, options: PlanO
             for stage, paths, depth in zip(found.stages, devices, result.in_flight, strict=True)
         ),
         predicted=_prediction(profile, problem, found, result, devices),
-        solver=_report(within, found, options, deadline),
+        solver=_report(within, found, options, deadline, sure),
         cluster=cluster,
     )
 
@@ -186,7 +186,7 @@ def _least_possible_us(problem: Problem, time_us: float) -> float:
     return max(busy_us, fast_us)
 
 
-def _report(problem: Problem, found: Found, options: PlanOptions, deadline: float | None) -> SolverReport:
+def _report(problem: Problem, found: Found, options: PlanOptions, deadline: float | None, sure: bool) -> SolverReport:
     bound_us = found.bound_us if not problem.chain.restricted else min(found.bound_us, _least_possible_us(problem, found.microbatch_us))
     gap = max(0.0, (found.microbatch_us - bound_us) / found.microbatch_us) if found.microbatch_us > 0 else 0.0
     optimal = gap <= 2e-6  # what the solver's tolerance may leave
@@ -196,7 +196,8 @@ def _report(problem: Problem, found: Found, options: PlanOptions, deadline: floa
     if not optimal and not found.in_time:
         restricted.append("the search was ended by the time limit, or by its size")
     if options.objective != "throughput":
-        restricted.append(f"plans that need more {'devices' if options.objective == 'devices' else 'memory per device'} (--objective)")
+        more, less = ("more devices", "fewer") if options.objective == "devices" else ("more memory per device", "less")
+        restricted.append(f"plans that need {more} (--objective){'' if sure else f'; whether {less} would do was not settled in time'}")
     longer_us = longer_batches_us(problem, found.microbatch_us * 0.99, 0.005, deadline)
     if longer_us is not None:
         restricted.append(f"batches of more than {problem.max_devices} microbatches (--batch-microbatches): at best "

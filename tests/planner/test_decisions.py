@@ -7,6 +7,8 @@ import dataclasses
 import pytest
 
 from planner.options import PlanOptions
+from planner.problem import Problem
+from planner.search import Found, search
 from planner.simulate import steady_microbatch_us
 from planner.simulation.depth import with_in_flight
 from planner.solve import make_plan
@@ -212,3 +214,18 @@ def test_2bw_goes_no_deeper_than_its_two_versions_allow() -> None:
         plan_for(model, flat(4, bandwidth=1e9), stages=4, policy="2bw", batch_microbatches=4, extra_in_flight=1)
     chosen = plan_for(model, flat(4, bandwidth=1e9), stages=4, policy="2bw")
     assert chosen.batch_microbatches == 8 and (chosen.predicted.simulated_us or 0) < (short.predicted.simulated_us or 0)
+
+
+def test_an_objective_that_runs_out_of_time_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every search after the first finds the time up."""
+    calls = []
+
+    def late(problem: Problem, *, deadline: float | None = None) -> Found | None:
+        calls.append(problem)
+        if len(calls) > 1:
+            raise Infeasible("no plan was found within the time limit", hint="", code="time_limit")
+        return search(problem, deadline=deadline)
+
+    monkeypatch.setattr("planner.objective.search", late)
+    plan = plan_for(blocks(), flat(8), objective="devices")
+    assert plan.worker_count == 8 and "whether fewer would do was not settled in time" in plan.solver.restricted
