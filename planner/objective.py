@@ -42,9 +42,9 @@ def best_for(objective: Objective, problem: Problem, least_us: float, deadline: 
         return None
     if not _fast_enough(fastest, least_us):
         proven = fastest.bound_us > least_us * (1 + _EQUAL)
-        raise Infeasible(f"--min-samples-per-s asks for at most {least_us:.6g} us per microbatch, the fastest plan{'' if proven else ' found'} "
-                         f"takes {fastest.microbatch_us:.6g} us",
-                         hint="ask for fewer samples per second, or give a larger cluster" + ("" if proven else ", or a longer --time-limit"))
+        of_all, longer = ("", "") if proven else (" found", ", or a longer --time-limit")
+        raise Infeasible(f"--min-samples-per-s asks for at most {least_us:.6g} us per microbatch, the fastest plan{of_all} takes "
+                         f"{fastest.microbatch_us:.6g} us", hint=f"ask for fewer samples per second, or give a larger cluster{longer}")
     if objective == "throughput":
         return Best(problem, fastest, True)
     return _least(problem, fastest, least_us, deadline, _DEVICES if objective == "devices" else _MEMORY)
