@@ -54,9 +54,10 @@ def depth_within_batch(policy: Policy, in_flight: int, replicas: int, batch_micr
 def copies_weights(policy: Policy, versions: int) -> bool:
     """Whether an update first copies the weights, because an older version stays alive.
 
-    ``2bw`` writes the new version over the one that nobody needs any more, and copies nothing.
+    Optimizers step in place, so with ``2bw`` too: the newest version serves the batch in flight, and its copy,
+    written over the version that nobody needs any more, is stepped.
     """
-    return policy in ("stash", "vertical") and versions > 1
+    return policy in ("stash", "vertical", "2bw") and versions > 1
 
 
 def replica_memory(chain: Chain, first: int, last: int, *, in_flight: int, versions: int, recompute: bool = False) -> Memory:

@@ -103,8 +103,8 @@ class Scenario:
         return live_versions(policy, (replicas,), (in_flight,), self.batch_microbatches, 0)
 
     def copies(self, policy: Policy, *, is_first: bool, is_last: bool) -> bool:
-        """Whether a stage's update copies its weights: never where nothing else is in flight."""
-        alone = is_last and (policy == "stash" or is_first)
+        """Whether a stage's update copies its weights: never where nothing else is in flight, unless there are always two versions."""
+        alone = is_last and policy != "2bw" and (policy == "stash" or is_first)
         return copies_weights(policy, 1 if alone else 2)
 
     def allows_first(self, policy: Policy, replicas: int, devices_after: int) -> bool:

@@ -79,7 +79,8 @@ def test_policies_copy_weights_or_not() -> None:
 
     assert updates("stash") == [30, 20]  # the last stage has nothing else in flight
     assert updates("vertical") == [30, 30]
-    assert updates("2bw") == updates("latest") == [20, 20]
+    assert updates("2bw") == [30, 30]
+    assert updates("flush") == updates("latest") == [20, 20]
 
 
 def test_the_slowest_device_sets_the_pace() -> None:
