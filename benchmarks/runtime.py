@@ -104,10 +104,10 @@ def cuts_of(case: Case, parts: int) -> str:
 def our_ms(case: Case, plan_file: Path, number: int) -> tuple[float, float]:
     """Milliseconds per microbatch, measured and predicted."""
     from launcher.load import load_job
-    from launcher.rundir import RunDirectory, RunSettings
     from launcher.runtime.channel import workers
-    from launcher.status import StatusBoard
-    from launcher.task import Task, pipeline_of
+    from launcher.supervision.rundir import RunDirectory, RunSettings
+    from launcher.supervision.status import StatusBoard
+    from launcher.supervision.task import Task, pipeline_of
     from planner.spec.files import digest, read_document
     from planner.spec.plan import Plan
 

@@ -26,8 +26,8 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader, Dataset, default_collate
 
+from launcher.graph.randomness import data_randomness, stable_hash
 from launcher.job import MapDataset
-from launcher.randomness import data_randomness, stable_hash
 from planner.spec.errors import BadInput
 
 __all__ = ["EvaluationSource", "MicrobatchSource", "SampleLayout", "flatten_sample", "sample_layout"]

@@ -6,20 +6,20 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher import engine
-from launcher.capture import capture_training
-from launcher.collect import collect
-from launcher.failure import explain
+from launcher.graph.capture import capture_training
+from launcher.graph.split import split
 from launcher.load import load_job
-from launcher.preflight import check_model, check_schedule, count_updates, threads_per_worker
-from launcher.process import work
-from launcher.progress import Progress, last_update, reporting
-from launcher.rundir import RunDirectory, RunSettings
 from launcher.runtime.channel import workers
-from launcher.split import split
-from launcher.status import StatusBoard
-from launcher.surroundings import folder_kept
-from launcher.task import Task, pipeline_of, sized
+from launcher.supervision import engine
+from launcher.supervision.collect import collect
+from launcher.supervision.failure import explain
+from launcher.supervision.preflight import check_model, check_schedule, count_updates, threads_per_worker
+from launcher.supervision.process import work
+from launcher.supervision.progress import Progress, last_update, reporting
+from launcher.supervision.rundir import RunDirectory, RunSettings
+from launcher.supervision.status import StatusBoard
+from launcher.supervision.surroundings import folder_kept
+from launcher.supervision.task import Task, pipeline_of, sized
 from planner.spec.errors import Interrupted
 from planner.spec.files import digest
 from planner.spec.plan import Plan

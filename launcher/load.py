@@ -20,8 +20,8 @@ from typing import Any
 import torch
 
 from launcher.blame import one_line, user_line
+from launcher.graph.randomness import stable_hash
 from launcher.job import Job
-from launcher.randomness import stable_hash
 from planner.spec.errors import BadInput, PipedreamError
 from planner.spec.profile import JobReference
 

@@ -46,7 +46,7 @@ def command(context: click.Context, out: Output, job: str, settings: tuple[str, 
 
     with interrupts_deferred():
         from launcher.profiling.profile import profile_job
-        from launcher.surroundings import folder_kept
+        from launcher.supervision.surroundings import folder_kept
         from planner.spec.files import write_document
 
     with out.progress() as progress, folder_kept():

@@ -16,7 +16,7 @@ from pdcli.interrupts import interrupts_deferred
 
 if TYPE_CHECKING:
     from launcher.launch import Progress
-    from launcher.rundir import RunDirectory
+    from launcher.supervision.rundir import RunDirectory
     from pdcli.output import Output
     from planner.spec.plan import Plan
     from planner.spec.profile import JobReference
@@ -56,7 +56,7 @@ def command(out: Output, plan: str, job: str | None, settings: tuple[str, ...], 
     with run_directory(run_dir, document, reference) as directory:
         with interrupts_deferred():
             from launcher.launch import TrainSettings, train
-            from launcher.rundir import RunSettings
+            from launcher.supervision.rundir import RunSettings
 
         wanted = TrainSettings(run_directory=directory.path, updates=steps, epochs=epochs if steps or epochs else 1, seed=seed,
                                evaluate_every=evaluate_every, threads=threads, oversubscribe=oversubscribe, timeout_s=timeout)
@@ -94,7 +94,7 @@ def run_directory(chosen: str | None, plan: Plan, reference: JobReference) -> It
     Raises:
         BadInput: the folder exists and is not empty, or cannot be made.
     """
-    from launcher.rundir import RunDirectory
+    from launcher.supervision.rundir import RunDirectory
     from planner.spec.errors import BadInput
 
     if chosen is not None:

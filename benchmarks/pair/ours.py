@@ -6,7 +6,7 @@ import pickle
 import sys
 from pathlib import Path
 
-from launcher.process import work
+from launcher.supervision.process import work
 
 if __name__ == "__main__":
     work(pickle.loads(Path(sys.argv[1]).read_bytes()))  # written by the benchmark a moment ago

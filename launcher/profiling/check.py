@@ -13,10 +13,10 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 
 from launcher import devices
-from launcher.capture import Captured
+from launcher.graph.capture import Captured
+from launcher.graph.split import split
+from launcher.graph.step import Step, layout_of
 from launcher.job import Job
-from launcher.split import split
-from launcher.step import Step, layout_of
 from planner.spec.errors import BadInput
 
 __all__ = ["check_capture"]

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 import torch
 from torch.fx import Node
 
-from launcher.capture import Captured
-from launcher.program import StageProgram, Value
-from launcher.split import extract
+from launcher.graph.capture import Captured
+from launcher.graph.program import StageProgram, Value
+from launcher.graph.split import extract
 
 __all__ = ["LayerProgram", "LayeredStep", "element_bytes"]
 

@@ -16,12 +16,12 @@ from dataclasses import dataclass
 import torch
 
 from launcher import devices
-from launcher.capture import Captured
+from launcher.graph.capture import Captured
+from launcher.graph.randomness import keyed
+from launcher.graph.split import split
 from launcher.job import Job
 from launcher.optimizer import make_optimizer
 from launcher.profiling.layered import LayeredStep
-from launcher.randomness import keyed
-from launcher.split import split
 from planner.spec.profile import Measured
 
 __all__ = ["LayerTimes", "Times", "measure_times"]

@@ -11,9 +11,9 @@ import torch
 from torch.fx import Node
 
 from launcher import devices
-from launcher.capture import Captured, capture_training
 from launcher.data import MicrobatchSource
 from launcher.explain import explain
+from launcher.graph.capture import Captured, capture_training
 from launcher.job import Job
 from launcher.load import load_job
 from launcher.profiling.check import check_capture

@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple, Protocol
 
 import torch
 
-from launcher.program import Value
+from launcher.graph.program import Value
 from planner.spec.schedule import Pipeline
 
 __all__ = ["Edge", "EdgeKind", "PeerLost", "Receiver", "Reducer", "Sender", "Transport", "Worker", "edges", "rank_of", "workers"]

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
-from launcher.program import StageProgram
+from launcher.graph.program import StageProgram
 from launcher.runtime.channel import Reducer
 from launcher.runtime.replicas import averaged_buffers, sum_over_replicas
 from launcher.runtime.source import Source

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
-from launcher.program import StageProgram, Value
+from launcher.graph.program import StageProgram, Value
 from launcher.runtime.channel import Edge, EdgeKind, Receiver, Sender, Transport, Worker
 from launcher.runtime.stage import gradient_values
 from planner.spec.schedule import Pipeline

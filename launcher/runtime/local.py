@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 
-from launcher.program import Value
+from launcher.graph.program import Value
 from launcher.runtime.channel import Edge, PeerLost, Worker, rank_of
 
 __all__ = ["LocalTransport"]

@@ -15,7 +15,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from launcher.program import Value
+from launcher.graph.program import Value
 from launcher.runtime.channel import Edge, PeerLost, Reducer, edges, rank_of, workers
 from planner.spec.schedule import Pipeline
 

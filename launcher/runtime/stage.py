@@ -14,7 +14,7 @@ from functools import partial
 import torch
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from launcher.program import StageProgram, Value
+from launcher.graph.program import StageProgram, Value
 from launcher.runtime.state import StageState
 from launcher.runtime.weights import Version, WeightVersions
 

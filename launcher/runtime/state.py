@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 import torch
 
-from launcher.program import StageProgram
+from launcher.graph.program import StageProgram
 
 __all__ = ["StageState"]
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
+from launcher.graph.program import StageProgram
 from launcher.optimizer import OptimizerFactory, SchedulerFactory
-from launcher.program import StageProgram
 from launcher.runtime.channel import Transport, Worker
 from launcher.runtime.evaluation import Evaluation
 from launcher.runtime.links import Links

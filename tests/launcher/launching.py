@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from math import lcm
 from pathlib import Path
 
-from launcher.capture import Captured, capture_training
+from launcher.graph.capture import Captured, capture_training
 from launcher.load import load_job
 from planner.spec.cluster import Cluster, DeviceType, Link, Node
 from planner.spec.plan import Memory, Plan, Policy, Prediction, SolverReport, StagePlan, StagePrediction

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from launcher.program import StageProgram
+from launcher.graph.program import StageProgram
 
 
 def run_stages(

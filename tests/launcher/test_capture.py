@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from launcher.capture import capture_evaluation, capture_training
+from launcher.graph.capture import capture_evaluation, capture_training
 from planner.spec.errors import BadInput
 from tests.launcher.zoo import ZOO, Data, sgd, vector_job
 
@@ -75,7 +75,7 @@ def test_modes_and_weights_are_left_alone() -> None:
 
 SCRIPT = """
 import json, torch
-from launcher.capture import capture_training
+from launcher.graph.capture import capture_training
 from tests.launcher.zoo import ZOO
 torch.manual_seed(11)
 print(json.dumps({name: capture_training(ZOO[name]()).fingerprint for name in ("convolutional", "gpt_tied", "no_grad", "writes")}))

@@ -13,10 +13,10 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from launcher.failure import explain
 from launcher.launch import Progress, TrainSettings, train
-from launcher.rundir import RunDirectory
-from launcher.status import StatusBoard
+from launcher.supervision.failure import explain
+from launcher.supervision.rundir import RunDirectory
+from launcher.supervision.status import StatusBoard
 from planner.spec.errors import WorkerFailure
 from planner.spec.profile import JobReference
 from tests.launcher.launching import TROUBLE_JOB, make_plan, write_job
@@ -103,7 +103,7 @@ def test_a_worker_that_could_not_even_write_why(tmp_path: Path, monkeypatch: pyt
     directory = RunDirectory(tmp_path)
     directory.parts.mkdir()
     board = StatusBoard.create(directory.status, 2)
-    monkeypatch.setattr("launcher.failure.shutil.disk_usage", lambda path: SimpleNamespace(free=100))
+    monkeypatch.setattr("launcher.supervision.failure.shutil.disk_usage", lambda path: SimpleNamespace(free=100))
     error = explain(directory, (1, 1), board, {1: 1}, 60.0)
     assert error.message.startswith("stage 1 replica 0") and error.message.endswith(f"the disk of {tmp_path} is full")
     assert "room" in error.hint

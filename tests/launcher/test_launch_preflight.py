@@ -9,7 +9,7 @@ import pytest
 
 from launcher import devices
 from launcher.launch import TrainSettings, train
-from launcher.preflight import check_schedule
+from launcher.supervision.preflight import check_schedule
 from planner.spec.errors import BadInput, Mismatch, PipedreamError
 from planner.spec.plan import Plan
 from planner.spec.profile import JobReference

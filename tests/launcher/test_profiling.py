@@ -13,16 +13,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from launcher.capture import capture_training
 from launcher.data import MicrobatchSource
+from launcher.graph.capture import capture_training
+from launcher.graph.split import split
+from launcher.graph.step import Step, layout_of
 from launcher.job import Job
 from launcher.profiling import links
 from launcher.profiling.check import check_capture
 from launcher.profiling.layered import LayeredStep
 from launcher.profiling.memory import LayerMemory, measure_memory
 from launcher.profiling.profile import edges_of, profile_job
-from launcher.split import split
-from launcher.step import Step, layout_of
 from planner.spec.errors import BadInput, WorkerFailure
 from planner.spec.files import read_document, write_document
 from planner.spec.profile import JobReference, Profile

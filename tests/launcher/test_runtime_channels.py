@@ -15,11 +15,11 @@ import torch.multiprocessing as multiprocessing
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from launcher.program import StageProgram, Value
-from launcher.recorder import steady_batches
+from launcher.graph.program import StageProgram, Value
 from launcher.runtime.channel import Edge, PeerLost, Worker, edges, rank_of, workers
 from launcher.runtime.links import Links
 from launcher.runtime.remote import RemoteTransport
+from launcher.supervision.recorder import steady_batches
 from planner.spec.schedule import Pipeline, default_in_flight, operations
 
 

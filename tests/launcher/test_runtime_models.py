@@ -12,16 +12,16 @@ import torch
 from torch import nn
 
 from launcher import Job
-from launcher.capture import capture_training
 from launcher.data import MicrobatchSource
-from launcher.randomness import keyed
-from launcher.rundir import RunDirectory, RunSettings
+from launcher.graph.capture import capture_training
+from launcher.graph.randomness import keyed
+from launcher.graph.split import split
 from launcher.runtime.channel import Worker, workers
 from launcher.runtime.local import LocalTransport
 from launcher.runtime.observer import Observer
 from launcher.runtime.worker import StageWorker
-from launcher.split import split
-from launcher.task import Task, assign, capture_programs, pipeline_of, stage_state
+from launcher.supervision.rundir import RunDirectory, RunSettings
+from launcher.supervision.task import Task, assign, capture_programs, pipeline_of, stage_state
 from planner.spec.plan import Policy
 from planner.spec.profile import JobReference
 from tests.launcher.launching import even_cut, make_plan
@@ -136,7 +136,7 @@ class Losses(Observer):
 
 def run(kind: str, replicas: tuple[int, ...], batch: int, evaluate_every: int, policy: Policy = "stash", recompute: tuple[bool, ...] = (),
         extra_per_link: int = 0) -> tuple[dict[Worker, StageWorker], Losses, Any]:
-    """Train on threads as ``launcher/process.py`` does in processes."""
+    """Train on threads as ``launcher/supervision/process.py`` does in processes."""
     job = make_job(kind)
     captured = capture_training(job)
     plan = make_plan(JobReference("in memory", {}), replicas, captured=captured, batch=batch, policy=policy,

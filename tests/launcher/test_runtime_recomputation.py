@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from launcher.program import StageProgram, Value
+from launcher.graph.program import StageProgram, Value
 from launcher.runtime.stage import Stage
 from launcher.runtime.weights import WeightVersions
 from planner.spec.schedule import Pipeline, default_in_flight

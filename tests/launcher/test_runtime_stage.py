@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from launcher.program import StageProgram, Value
+from launcher.graph.program import StageProgram, Value
 from launcher.runtime.stage import Stage
 from launcher.runtime.weights import WeightVersions
 

@@ -11,12 +11,12 @@ import networkx
 import pytest
 import torch
 
-from launcher.capture import Captured, capture_evaluation, capture_training
 from launcher.data import EvaluationSource, MicrobatchSource
+from launcher.graph.capture import Captured, capture_evaluation, capture_training
+from launcher.graph.randomness import keyed
+from launcher.graph.split import split
+from launcher.graph.step import Step, layout_of
 from launcher.job import Job
-from launcher.randomness import keyed
-from launcher.split import split
-from launcher.step import Step, layout_of
 from planner.spec.errors import Mismatch
 from tests.launcher.stages import run_stages
 from tests.launcher.zoo import ZOO

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from launcher.program import StageProgram, Value
+from launcher.graph.program import StageProgram, Value
 from launcher.runtime.channel import Worker, workers
 from launcher.runtime.local import LocalTransport
 from launcher.runtime.observer import Observer

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from launcher.rundir import RunSettings
+from launcher.supervision.rundir import RunSettings
 from planner.spec.errors import Interrupted, Mismatch, WorkerFailure
 from planner.spec.files import encode, read_document, write_document
 from planner.spec.plan import Plan

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from launcher.progress import read_metrics
-from launcher.recorder import Measurements
-from launcher.rundir import RunDirectory, RunSettings
 from launcher.runtime.channel import Worker, workers
+from launcher.supervision.progress import read_metrics
+from launcher.supervision.recorder import Measurements
+from launcher.supervision.rundir import RunDirectory, RunSettings
 from planner.spec.files import write_document, write_text
 from planner.spec.plan import Plan
 from planner.spec.schedule import Pipeline

@@ -14,7 +14,7 @@ import torch
 from torch.export.graph_signature import InputKind
 from torch.fx import Graph, GraphModule, Node
 
-from launcher.contexts import dissolve
+from launcher.graph.contexts import dissolve
 from launcher.job import Job
 from planner.spec.errors import BadInput
 
@@ -36,7 +36,7 @@ class Lifted:
 
 
 def lift(job: Job, program: torch.export.ExportedProgram, step: torch.nn.Module, inputs: Sequence[str]) -> Lifted:
-    """Put an exported :class:`launcher.step.Step` into that form.
+    """Put an exported :class:`launcher.graph.step.Step` into that form.
 
     Raises:
         BadInput: the loss has trainable parameters of its own, which no stage would update.

@@ -19,7 +19,7 @@ import torch
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
-from launcher.facts import Facts
+from launcher.graph.facts import Facts
 
 __all__ = ["copy_written_inputs", "out_of_place"]
 

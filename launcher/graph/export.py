@@ -17,7 +17,7 @@ from unittest import mock
 import torch
 
 from launcher.explain import LostGradient, explain
-from launcher.step import Step
+from launcher.graph.step import Step
 from planner.spec.errors import BadInput
 
 __all__ = ["export"]

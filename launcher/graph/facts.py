@@ -19,7 +19,7 @@ from torch.fx import GraphModule, Interpreter, Node
 from torch.fx.node import Argument, Target
 from torch.utils import _pytree as pytree
 
-from launcher.contexts import contexts_of, entered
+from launcher.graph.contexts import contexts_of, entered
 
 __all__ = ["Facts", "observe"]
 

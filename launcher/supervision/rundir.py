@@ -83,7 +83,7 @@ class RunDirectory:
 
     @property
     def status(self) -> Path:
-        """Each worker's current operation, memory-mapped: see ``launcher/status.py``."""
+        """Each worker's current operation, memory-mapped: see ``launcher/supervision/status.py``."""
         return self.parts / "status"
 
     def stdout(self, stage: int, replica: int) -> Path:

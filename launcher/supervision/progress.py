@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from launcher.status import StatusBoard
+from launcher.supervision.status import StatusBoard
 
 __all__ = ["Progress", "last_update", "read_metrics", "reporting"]
 

@@ -11,7 +11,7 @@ import io
 
 import torch
 
-import launcher.process  # noqa: F401 - all of the launcher
+import launcher.supervision.process  # noqa: F401 - all of the launcher
 
 with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()), contextlib.suppress(Exception):
     torch.export.export(torch.nn.Linear(2, 2), (torch.ones(1, 2),), strict=False)

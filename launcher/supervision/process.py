@@ -23,16 +23,16 @@ import torch
 import torch.distributed as dist
 
 from launcher import devices
-from launcher.failure import record_failure
+from launcher.graph.randomness import keyed
 from launcher.load import load_job
-from launcher.memory import PeakMemory
-from launcher.randomness import keyed
-from launcher.recorder import Measurements, Recorder
 from launcher.runtime.channel import PeerLost, Worker, workers
 from launcher.runtime.remote import RemoteTransport, peer_errors
 from launcher.runtime.worker import StageWorker
-from launcher.status import StatusBoard
-from launcher.task import Task, assign, capture_programs, sized, stage_state
+from launcher.supervision.failure import record_failure
+from launcher.supervision.memory import PeakMemory
+from launcher.supervision.recorder import Measurements, Recorder
+from launcher.supervision.status import StatusBoard
+from launcher.supervision.task import Task, assign, capture_programs, sized, stage_state
 
 __all__ = ["work"]
 

@@ -1,7 +1,7 @@
 """From a job to one flat graph of its training or evaluation step, grouped into layers.
 
 ``torch.export`` gives the graph, with parameters and buffers as inputs. Here it is put in the form
-that :mod:`launcher.split` cuts: names as in ``model.state_dict()``, tied parameters once, constants
+that :mod:`launcher.graph.split` cuts: names as in ``model.state_dict()``, tied parameters once, constants
 inside, in-place operations on activations removed, randomness keyed, operations in layers.
 """
 
@@ -16,19 +16,19 @@ from dataclasses import dataclass
 import torch
 from torch.fx import GraphModule, Node
 
-from launcher.contexts import bind
 from launcher.data import EvaluationSource, MicrobatchSource
 from launcher.explain import explain
-from launcher.export import export
-from launcher.facts import Facts, observe
-from launcher.fingerprint import fingerprint
-from launcher.inplace import copy_written_inputs, out_of_place
+from launcher.graph.contexts import bind
+from launcher.graph.export import export
+from launcher.graph.facts import Facts, observe
+from launcher.graph.fingerprint import fingerprint
+from launcher.graph.inplace import copy_written_inputs, out_of_place
+from launcher.graph.layers import align, group
+from launcher.graph.lifted import Lifted, lift
+from launcher.graph.program import Value
+from launcher.graph.randomness import is_random, key_operations
+from launcher.graph.step import Step, layout_of
 from launcher.job import Job
-from launcher.layers import align, group
-from launcher.lifted import Lifted, lift
-from launcher.program import Value
-from launcher.randomness import is_random, key_operations
-from launcher.step import Step, layout_of
 from planner.spec.errors import BadInput
 
 __all__ = ["Captured", "capture_evaluation", "capture_training"]
@@ -209,7 +209,7 @@ def _layers_using(node: Node, layers: Mapping[str, Sequence[Node]]) -> tuple[str
 
 def _aligned(layers: dict[str, tuple[Node, ...]], training: Captured, names: Mapping[Node, str],
              together: Sequence[frozenset[Node]]) -> dict[str, tuple[Node, ...]]:
-    """Evaluation's operations in training's layers, see :func:`launcher.layers.align`."""
+    """Evaluation's operations in training's layers, see :func:`launcher.graph.layers.align`."""
     owners = dict(zip((*training.parameters, *training.buffers), training.module.graph.nodes, strict=False))
     owned = {*training.parameters, *training.updated}
     homes = {name: _layers_using(node, training.layers) for name, node in owners.items() if name in owned}

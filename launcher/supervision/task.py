@@ -8,13 +8,13 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from launcher.capture import Captured, capture_evaluation, capture_training
 from launcher.data import EvaluationSource, MicrobatchSource
+from launcher.graph.capture import Captured, capture_evaluation, capture_training
+from launcher.graph.split import split
 from launcher.job import Job
-from launcher.rundir import RunDirectory, RunSettings
 from launcher.runtime.channel import Worker
 from launcher.runtime.worker import Assignment
-from launcher.split import split
+from launcher.supervision.rundir import RunDirectory, RunSettings
 from planner.spec.plan import Plan
 from planner.spec.policies import POLICIES
 from planner.spec.schedule import Pipeline

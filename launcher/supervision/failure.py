@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Literal
 
 from launcher.blame import one_line, user_line
-from launcher.rundir import RunDirectory
 from launcher.runtime.channel import PeerLost, Worker, workers
-from launcher.status import Slot, StatusBoard
+from launcher.supervision.rundir import RunDirectory
+from launcher.supervision.status import Slot, StatusBoard
 from planner.spec.errors import BadInput, Infeasible, Mismatch, PipedreamError, WorkerFailure
 
 __all__ = ["Failure", "explain", "record_failure"]

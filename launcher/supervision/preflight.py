@@ -6,8 +6,8 @@ import dataclasses
 import math
 
 from launcher import devices
-from launcher.capture import Captured
 from launcher.data import MicrobatchSource
+from launcher.graph.capture import Captured
 from launcher.job import Job
 from planner.spec.errors import BadInput, Mismatch
 from planner.spec.plan import Plan

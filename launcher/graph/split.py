@@ -17,8 +17,8 @@ from collections.abc import Iterable, Sequence
 
 from torch.fx import Graph, GraphModule, Node
 
-from launcher.capture import Captured
-from launcher.program import StageProgram
+from launcher.graph.capture import Captured
+from launcher.graph.program import StageProgram
 from planner.spec.errors import Mismatch
 
 __all__ = ["extract", "split"]

@@ -21,7 +21,7 @@ from typing import IO
 
 from launcher.runtime.channel import Worker
 from launcher.runtime.observer import Observer
-from launcher.status import StatusBoard
+from launcher.supervision.status import StatusBoard
 from planner.spec.schedule import Op, Pipeline
 from planner.spec.trace import Span
 

@@ -24,12 +24,12 @@ from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs, Signa
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, launch_agent
 
-from launcher.surroundings import interrupts_ignored, standard_output_to, torch_log_to, without_main
+from launcher.supervision.surroundings import interrupts_ignored, standard_output_to, torch_log_to, without_main
 from planner.spec.errors import BadInput
 
 __all__ = ["Stopped", "WorkersFailed", "run_workers", "warm_up"]
 
-_PRELOAD = ["launcher.warm"]
+_PRELOAD = ["launcher.supervision.warm"]
 _STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _server_output: IO[bytes] | None = None
 _one_run = threading.Lock()

@@ -24,7 +24,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from launcher import devices
-from launcher.contexts import Context, substitute, within
+from launcher.graph.contexts import Context, substitute, within
 
 __all__ = ["data_randomness", "is_random", "key_operations", "keyed", "seeded", "stable_hash"]
 

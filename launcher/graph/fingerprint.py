@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from launcher.contexts import contexts_of
+from launcher.graph.contexts import contexts_of
 
 __all__ = ["fingerprint"]
 
