@@ -12,16 +12,23 @@ LONGEST = 30  # characters of a layer's name in a table
 
 
 def short(name: str, longest: int = LONGEST) -> str:
-    """A name of at most so many characters: of a longer one the beginning and the end, which tell more than the middle.
+    """A name of at most so many characters, with its numbers: the parts of its path are shortened first, from the outermost.
 
     >>> short("encoder.layers.11.self_attention.output_projection")
-    'encoder.laye...tput_projection'
-    >>> short("features.3")
-    'features.3'
+    'enc.lay.11.sel.output_proje...'
+    >>> short("encoder.layers.11.attention.query"), short("features.3")
+    ('enc.layers.11.attention.query', 'features.3')
     """
-    if len(name) <= longest:
-        return name
-    end = (longest - 3) * 5 // 9
+    parts = name.split(".")
+    for index, part in enumerate(parts[:-1]):
+        if len(".".join(parts)) > longest and not part.isdigit():
+            parts[index] = part[:3]
+    shorter = ".".join(parts)
+    if len(shorter) <= longest:
+        return shorter
+    if len(parts) > 1:
+        return f"{shorter[: longest - 3]}..."
+    end = (longest - 3) // 2  # beginning and end tell more than the middle
     return f"{name[: longest - 3 - end]}...{name[-end:]}"
 
 

@@ -8,12 +8,16 @@ from typing import Literal
 
 from planner.graph import Chain
 from planner.problem import Pin, Problem, Recompute
+from planner.spec.cluster import Cluster, Node
 from planner.spec.errors import BadInput, Infeasible
 from planner.spec.plan import Policy
 from planner.spec.profile import Profile, TiedParameter
 from planner.topology import Topology
 
-__all__ = ["CostModel", "Objective", "PlanOptions", "kept_together", "layer_index", "option_name", "problem_of"]
+__all__ = ["CostModel", "Objective", "PlanOptions", "kept_together", "layer_index", "option_name", "problem_of", "refuse_too_large"]
+
+MOST_DEVICES = 16_384  # with more, going through the batches that they could share takes minutes
+MOST_SERVERS = 4_096
 
 CostModel = Literal["measured", "pipedream-2019"]
 Objective = Literal["throughput", "devices", "memory"]
@@ -43,6 +47,25 @@ class PlanOptions:
     samples_per_s: float | None = None
     time_limit_s: float | None = None
     cost_model: CostModel = "measured"
+
+
+def refuse_too_large(cluster: Cluster, options: PlanOptions) -> None:
+    """Before anything is built of it.
+
+    Raises:
+        BadInput: more devices or servers than a plan is made for.
+    """
+    devices = min(options.devices or cluster.device_count, cluster.device_count)
+    if devices > MOST_DEVICES:
+        raise BadInput(f"{devices} devices may be used, a plan is made for at most {MOST_DEVICES}",
+                       hint=f"give --devices {MOST_DEVICES} or fewer")
+    if (servers := _servers(cluster.nodes)) > MOST_SERVERS:
+        raise BadInput(f"{cluster.name} has {servers} servers, a plan is made for at most {MOST_SERVERS}",
+                       hint="describe only as many of the servers as the model will use")
+
+
+def _servers(nodes: tuple[Node, ...]) -> int:
+    return sum(1 if node.device is not None else node.count * _servers(node.children) for node in nodes)
 
 
 def kept_together(profile: Profile, options: PlanOptions) -> Profile:

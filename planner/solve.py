@@ -15,7 +15,7 @@ from planner.graph import chain_of
 from planner.infeasible import explain_infeasible
 from planner.naming import assign_devices, in_order_of_use
 from planner.objective import best_for
-from planner.options import PlanOptions, kept_together, option_name, problem_of
+from planner.options import PlanOptions, kept_together, option_name, problem_of, refuse_too_large
 from planner.pipedream2019.plan import make_plan_2019
 from planner.problem import Problem
 from planner.search import Found
@@ -41,6 +41,7 @@ def make_plan(profile: Profile, cluster: Cluster, options: PlanOptions, *, comma
         BadInput: an option that no plan can have.
         Infeasible: no plan satisfies the limits; code ``infeasible_memory`` when memory is what binds.
     """
+    refuse_too_large(cluster, options)
     if options.cost_model == "pipedream-2019":
         return _plan_2019(profile, cluster, options, command)
     chosen: Plan | None = None

@@ -131,6 +131,18 @@ def test_one_device(run: Run, cluster: str) -> None:
     assert planned(run, "--cluster", cluster, *(("--inter-bandwidth", "1GB/s") if "x1x" in cluster else ())).worker_count == 1
 
 
+@pytest.mark.parametrize("cluster", ["100000", "1000000", "1000000x1", "1000x100"])
+@pytest.mark.parametrize("cost_model", ["measured", "pipedream-2019"])
+def test_more_devices_than_a_plan_is_made_for(run: Run, cluster: str, cost_model: str) -> None:
+    links = ("--intra-bandwidth", "1GB/s", *(("--inter-bandwidth", "1GB/s") if "x" in cluster else ()))
+    assert "at most 16384" in refused(run, "--cluster", cluster, *links, "--cost-model", cost_model)
+
+
+def test_a_few_of_very_many_devices(run: Run) -> None:
+    assert planned(run, "--cluster", "100000", "--intra-bandwidth", "1GB/s", "--devices", "3").worker_count <= 3
+    assert "4096" in refused(run, "--cluster", "100000x1", "--inter-bandwidth", "1GB/s", "--devices", "3")
+
+
 @pytest.mark.parametrize("cluster", ["0", "0x4", "4x0", "1000001", "1001x1000", LONG, f"{LONG}x2", "2x2x2x2x2", "-1", "x", "2x",
                                      "٤", "nan"], ids=lambda text: text[:12])
 def test_clusters_that_are_none(run: Run, cluster: str) -> None:
