@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from planner.simulation.engine import Record, run
 from planner.simulation.memory import MemoryStep, memory_steps
 from planner.simulation.steady import LinkUse, enough_batches, idle_share, link_uses, steady_batches, steady_us
-from planner.simulation.workload import workload_of
+from planner.simulation.workload import Workload, workload_of
 from planner.spec.errors import BadInput
 from planner.spec.plan import Plan
 from planner.spec.policies import POLICIES
@@ -108,10 +108,14 @@ def _operations(pipeline: Pipeline) -> int:
     return 2 * pipeline.microbatches * len(pipeline.replicas)
 
 
-def steady_microbatch_us(plan: Plan, profile: Profile | None = None) -> float:
-    """Simulated time per microbatch in steady state: what the plan's ``predicted.microbatch_us`` is to be held against."""
+def steady_microbatch_us(plan: Plan, profile: Profile | None = None, workload: Workload | None = None) -> float:
+    """Simulated time per microbatch in steady state: what the plan's ``predicted.microbatch_us`` is to be held against.
+
+    ``workload`` is the plan's where it is known already; it does not depend on what is in flight.
+    """
+    workload = workload or workload_of(plan, profile)
     pipeline = pipeline_of(plan, enough_batches(pipeline_of(plan, 1)))
-    result = steady_us(run(plan, pipeline, workload_of(plan, profile).stages), pipeline)
+    result = steady_us(run(plan, pipeline, workload.stages), pipeline)
     assert result is not None  # there are enough batches
     return result
 

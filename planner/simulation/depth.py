@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from planner.memory import depth_within_batch
 from planner.simulate import pipeline_of, steady_microbatch_us
+from planner.simulation.workload import workload_of
 from planner.spec.plan import Plan
 from planner.spec.profile import Profile
 from planner.spec.schedule import default_in_flight
@@ -41,7 +42,7 @@ def least_depth(plan: Plan, profile: Profile | None = None, *,
     ``fits`` says whether the devices' memory holds a depth; None when it holds none. Depths below the
     plan's own are not tried.
     """
-    own = pipeline_of(plan, 1).in_flight
+    own, workload = pipeline_of(plan, 1).in_flight, workload_of(plan, profile)
     best: Depth | None = None
     tried: set[tuple[int, ...]] = set()
     for extra in range(MOST_EXTRA + 1):
@@ -49,7 +50,7 @@ def least_depth(plan: Plan, profile: Profile | None = None, *,
         if in_flight in tried or not fits(in_flight):
             continue
         tried.add(in_flight)
-        found = Depth(extra, in_flight, steady_microbatch_us(with_in_flight(plan, in_flight), profile))
+        found = Depth(extra, in_flight, steady_microbatch_us(with_in_flight(plan, in_flight), workload=workload))
         if best is None or found.microbatch_us < best.microbatch_us * (1 - TOLERANCE):
             best = found
         if best.microbatch_us <= plan.predicted.microbatch_us * (1 + TOLERANCE):
