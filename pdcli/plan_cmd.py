@@ -95,7 +95,8 @@ def command(context: click.Context, /, out: Output, profile: str, cluster: str, 
         out.json(message, hint, {**fields, "differs": not same}, exit_code=0 if same else 1)
         return 0 if same else 1
     then = next_command(plan, cluster, output)
-    message = f"wrote {output}: {len(plan.stages)} stages on {plan.worker_count} of {hardware.device_count} devices"
+    message = f"wrote {output}: {len(plan.stages)} stage{'s' if len(plan.stages) > 1 else ''} on {plan.worker_count} of "
+    message += f"{hardware.device_count} device{'s' if hardware.device_count > 1 else ''}"
     out.text(message)
     out.next(then)
     out.json(message, then, fields)
