@@ -123,13 +123,15 @@ class Chain:
         return result
 
 
-def chain_of(profile: Profile, most_states: int | None = None) -> Chain:
+def chain_of(profile: Profile, most_states: int | None = None, deadline: float | None = None) -> Chain:
     """The states of the profile's graph, at most so many, with what is before them and what crosses there.
+
+    From ``deadline`` on, a :func:`time.monotonic`, good states of a wide graph are no longer looked for.
 
     The layers of a tied parameter stay in one stage, so that its gradients are summed and its one
     update is kept on one device: no state has some of them and not the others.
     """
-    return chain_over(profile, states_of(profile, most_states))
+    return chain_over(profile, states_of(profile, most_states, deadline))
 
 
 def chain_over(profile: Profile, searched: Searched) -> Chain:

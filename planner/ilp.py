@@ -26,7 +26,7 @@ from planner.coarse import Pairings, coarse_network, inside_rows
 from planner.columns import Candidate
 from planner.cost import Evaluation, Stage, evaluate
 from planner.dive import least_total_load
-from planner.network import Arc, Node, network
+from planner.network import Arc, Node, Work, network
 from planner.problem import Problem, Scenario, prime_powers
 from planner.solver import Status, run
 from planner.spec.errors import PipedreamError
@@ -76,6 +76,7 @@ class Effort(NamedTuple):
 
     most_arcs: int
     pairings: Pairings | None
+    work: Work
 
 
 class _Program(NamedTuple):
@@ -89,7 +90,8 @@ def _solve(problem: Problem, scenario: Scenario, candidates: Sequence[Candidate]
     time_us = max(time_us, 1e-6)  # loads are measured in it; a model of no cost has T = 0
     if problem.topology.shared:
         for relaxed in (True, False) if problem.topology.interchangeable else (False,):
-            arcs = network(problem, scenario, candidates, time_us, relaxed=relaxed, most_arcs=effort.most_arcs, deadline=deadline)
+            arcs = network(problem, scenario, candidates, time_us, relaxed=relaxed, most_arcs=effort.most_arcs, work=effort.work,
+                           deadline=deadline)
             if arcs is None:
                 break
             answer = _solve_on(problem, scenario, arcs, None, time_us, deadline, least=least, any_solution=any_solution)

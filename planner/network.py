@@ -24,6 +24,7 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass
 from operator import add, gt
 from typing import NamedTuple
 
@@ -32,10 +33,17 @@ from planner.cost import ring_bytes
 from planner.problem import Problem, Scenario
 from planner.topology import Allocation
 
-__all__ = ["Arc", "Node", "network"]
+__all__ = ["Arc", "Node", "Work", "network"]
 
 Node = tuple[int, bool, Allocation, Allocation]  # cut, whether a stage begins here, devices after, pattern
 Load = tuple[float, ...]  # up and down each shared link, in units of what it carries in T
+
+
+@dataclass
+class Work:
+    """Arcs that may still be tried in one search, whether or not any path uses them."""
+
+    arcs_left: int
 
 
 class Arc(NamedTuple):
@@ -48,9 +56,12 @@ class Arc(NamedTuple):
 
 
 def network(problem: Problem, scenario: Scenario, candidates: Sequence[Candidate], time_us: float, *,
-            relaxed: bool, most_arcs: int, deadline: float | None = None) -> list[Arc] | None:
-    """The arcs that some path within the loads may use; None when there are too many to be worth it, or no time."""
-    return _Builder(problem, scenario, candidates, time_us, relaxed).build(most_arcs, deadline)
+            relaxed: bool, most_arcs: int, work: Work, deadline: float | None = None) -> list[Arc] | None:
+    """The arcs that some path within the loads may use; None when there are too many to be worth it, or no time or work is left."""
+    builder = _Builder(problem, scenario, candidates, time_us, relaxed)
+    arcs = builder.build(min(most_arcs, work.arcs_left), deadline)
+    work.arcs_left -= len(builder.arcs)
+    return arcs
 
 
 class _Builder:
@@ -86,7 +97,7 @@ class _Builder:
             return False
         if any(map(gt, map(add, after, c.allocation), self.problem.topology.capacities)):
             return False
-        return all(not (c.allocation[p] < c.allocation[q] and after[p] == after[q] == 0) for p, q in self.classes)
+        return all(c.allocation[p] >= c.allocation[q] or after[p] or after[q] for p, q in self.classes)
 
     def _add_stage(self, c: Candidate, after: Allocation) -> None:
         pattern = self.problem.topology.pattern(c.allocation)

@@ -12,6 +12,7 @@ answer is bracketed from there in growing steps, bisected, and the links are ask
 
 from __future__ import annotations
 
+import heapq
 import math
 import time
 from collections import defaultdict
@@ -27,6 +28,7 @@ from planner.groups import Groups
 from planner.heuristic import first_plans, laid_plans, plans_along
 from planner.ilp import Answer, Effort, any_plan, fewest_devices, least_load
 from planner.loose import Loose
+from planner.network import Work as ArcWork
 from planner.problem import Problem, Scenario, scenarios
 from planner.spec.errors import Infeasible
 from planner.topology import Allocation
@@ -36,6 +38,8 @@ __all__ = ["Found", "search"]
 MOST_ARCS = 40_000  # of a full network; more make the program slower than its coarser form
 MOST_SCENARIOS = 64  # that are looked at one by one
 PROMISING = 3  # looked at first where there are more
+MOST_KNOWN = 100_000  # candidates that a scenario keeps between its steps
+MOST_WORK = 400_000  # arcs of all networks of one search: about ten seconds
 MOST_GIVEN_UP = 3  # programs too large before the others are not tried either
 ROUGH, FINE = 3e-3, 1e-9  # how exactly a scenario's bound is found first, and when a good plan is known
 EQUAL = 1e-9  # relative difference below which two times are one
@@ -69,7 +73,8 @@ def search(problem: Problem, *, deadline: float | None = None) -> Found | None:
     limited = any(place.device_type.memory_bytes is not None for place in problem.topology.places)
     groups = Groups(problem, scenarios(problem, memory_matters=limited), state.sites, deadline)
     for scenario in groups.promising(PROMISING) if len(groups.scenarios) > MOST_SCENARIOS else ():
-        state.look_at(scenario, Loose(problem, [scenario], state.sites, None, deadline), 0.0)
+        if not state.late:
+            state.look_at(scenario, Loose(problem, [scenario], state.sites, None, deadline), 0.0)
     left: list[tuple[float, int, Scenario, Loose]] = []
     for scenario, loose, low_us in groups.within(state.ceiling_us):
         better_us = state.look_at(scenario, loose, low_us)
@@ -79,9 +84,7 @@ def search(problem: Problem, *, deadline: float | None = None) -> Found | None:
             break
     if groups.bound_us < state.ceiling_us():
         state.unproven(groups.bound_us)
-    for low_us, _, scenario, loose in sorted(left):
-        if low_us <= state.ceiling_us():
-            state.visit(scenario, loose, low_us)
+    state.raise_bounds(left)
     state.prefer_fewer_devices(groups)
     possible = bool(state.best.stages) or groups.root.fewest_devices(math.inf) is not None
     if not state.best.stages and possible and not (state.in_time and state.every_allocation):
@@ -106,14 +109,14 @@ class _Search:
     settled: bool = False  # whether ``best`` is the program's own answer
     given_up: int = 0  # scenarios whose program was too large
     work: Work = field(default_factory=Work)
-    effort: Effort = field(default_factory=lambda: Effort(MOST_ARCS, Pairings()))
+    effort: Effort = field(default_factory=lambda: Effort(MOST_ARCS, Pairings(), ArcWork(MOST_WORK)))
 
     def __post_init__(self) -> None:
         most = min(self.problem.max_replicas, self.problem.max_devices)
         self.sites = best_sites(self.problem.topology, most)
         found, self.every_allocation = all_allocations(self.problem.topology, most)
         if not self.every_allocation:
-            self.effort = Effort(MOST_ARCS // 2, None)  # the coarser network would take minutes, and prove nothing
+            self.effort = Effort(MOST_ARCS // 2, None, self.effort.work)  # the coarser network would take minutes, and prove nothing
         self.allocations: dict[int, list[Allocation]] = defaultdict(list)
         for allocation in found:
             self.allocations[sum(allocation)].append(allocation)
@@ -175,24 +178,33 @@ class _Search:
             if self.best.microbatch_us < before_us or within_us >= self.ceiling_us() or self.late:
                 return
 
-    def visit(self, scenario: Scenario, loose: Loose, low_us: float) -> None:
-        """Improve ``best`` if the scenario has a faster plan."""
-        if self.late or self.given_up >= MOST_GIVEN_UP or not self.allocations:
-            self.unproven(low_us)
-            return
-        bound = Bound(self.problem, scenario, self.sites, loose.useful(self.ceiling_us()).rows)
-        lowest_us = bound.lowest_us(self.ceiling_us())
-        if lowest_us is None:
-            return
-        one = _ScenarioSearch(self, bound)
-        lowest_us = max(lowest_us, low_us)
-        answer = one.fastest(lowest_us)
-        self.given_up += not one.proven
-        if not (one.proven and self.every_allocation):
-            self.bound_us = min(self.bound_us, one.failed_us if self.every_allocation else lowest_us)
-            self.in_time = self.in_time and one.proven
-        if answer.microbatch_us < self.ceiling_us():
-            self.best, self.best_batch, self.settled = answer, bound.scenario.batch_microbatches, True
+    def raise_bounds(self, left: list[tuple[float, int, Scenario, Loose]]) -> None:
+        """Ask the programs of the scenario with the lowest bound, a step further each time, until none can be better than the best."""
+        heapq.heapify(left)
+        searches: dict[int, _ScenarioSearch] = {}
+        while left and left[0][0] <= self.ceiling_us():
+            low_us, index, scenario, loose = left[0]
+            if self.late or self.given_up >= MOST_GIVEN_UP or not self.allocations:
+                self.unproven(low_us)
+                return
+            heapq.heappop(left)
+            if index not in searches:
+                bound = Bound(self.problem, scenario, self.sites, loose.useful(self.ceiling_us()).rows)
+                lowest_us = bound.lowest_us(self.ceiling_us())
+                if lowest_us is None:
+                    continue
+                searches[index] = _ScenarioSearch(self, bound, max(lowest_us, low_us))
+            one = searches[index]
+            answer = one.step()
+            if answer.microbatch_us < self.ceiling_us():
+                self.best, self.best_batch, self.settled = answer, scenario.batch_microbatches, True
+            if not self.every_allocation:
+                self.bound_us = min(self.bound_us, one.lowest_us)  # what failed may do with other allocations
+            if not one.proven:
+                self.given_up += 1
+                self.unproven(one.failed_us)
+            elif not answer.stages and not one.exhausted:
+                heapq.heappush(left, (one.failed_us, index, scenario, loose))
 
     def prefer_fewer_devices(self, groups: Groups) -> None:
         """Improve ``best`` if a scenario has a plan as fast on fewer devices, or settle which of equally good ones it is."""
@@ -212,9 +224,9 @@ class _Search:
             settle = not self.settled and scenario.batch_microbatches == self.best_batch
             if fewest is None or fewest > self.devices or (fewest == self.devices and not settle):
                 continue
-            one = _ScenarioSearch(self, bound)
+            one = _ScenarioSearch(self, bound, within_us)
             if fewest == self.devices:  # the program only confirms what the bound proves
-                one.effort = Effort(MOST_ARCS // 8, None)
+                one.effort = Effort(MOST_ARCS // 8, None, self.effort.work)
             answer = one.within(within_us)
             self.given_up += not one.proven
             if answer.stages and (settle or sum(stage.replicas for stage in answer.stages) < self.devices):
@@ -227,27 +239,27 @@ class _Search:
 
 
 class _ScenarioSearch:
-    def __init__(self, state: _Search, bound: Bound) -> None:
-        self.state, self.scenario, self.bound = state, bound.scenario, bound
+    def __init__(self, state: _Search, bound: Bound, lowest_us: float) -> None:
+        self.state, self.scenario, self.bound, self.lowest_us = state, bound.scenario, bound, lowest_us
         self.proven, self.effort = True, state.effort
-        self.failed_us = 0.0  # no plan of the scenario is within this
+        self.failed_us = lowest_us  # no plan of the scenario is below this
+        self.exhausted = False  # nor is any better than the best
+        self._steps = iter((1.0, *_STEPS))
         self._known: dict[tuple[int, int, Allocation, bool], Candidate | None] = {}
 
-    def fastest(self, lowest_us: float) -> Answer:
-        """The fastest plan that beats the best so far, if there is one; ``lowest_us`` is a lower bound."""
-        ceiling_us = self.state.best.microbatch_us * (1 - EQUAL)
-        best, failed_us = self._any(lowest_us), lowest_us
-        self.failed_us = lowest_us
-        for step in _STEPS:
-            if best.stages or failed_us >= ceiling_us or not self.proven:
-                break
-            trial_us = min(failed_us * step, ceiling_us)
-            best = self._any(trial_us)
-            failed_us = failed_us if best.stages or not self.proven else trial_us
-            self.failed_us = failed_us
-        if best.stages and best.microbatch_us > lowest_us * (1 + EQUAL):
-            best = self._by_links(*self._bisect(best, failed_us))
-        return self._with_fewer_devices(best) if best.stages else best
+    def step(self) -> Answer:
+        """The fastest plan, if it is within a step of what has failed and beats the best so far."""
+        trial_us = min(self.failed_us * next(self._steps), self.state.ceiling_us())
+        best = self._any(trial_us)
+        if not best.stages:
+            if self.proven:
+                self.failed_us, self.exhausted = trial_us, trial_us >= self.state.ceiling_us()
+            if len(self._known) > MOST_KNOWN:
+                self._known = {}
+            return best
+        if best.microbatch_us > self.lowest_us * (1 + EQUAL):
+            best = self._by_links(*self._bisect(best, self.failed_us))
+        return self._with_fewer_devices(best)
 
     def within(self, time_us: float) -> Answer:
         """A plan within ``time_us`` with the fewest devices, if there is one."""

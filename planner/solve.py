@@ -98,7 +98,8 @@ def _sample_us(plan: Plan) -> float:
 
 def _plan(whole: Profile, microbatch_size: int, cluster: Cluster, options: PlanOptions, command: str, deadline: float | None) -> Plan:
     profile = whole.at(microbatch_size)
-    chain, topology = chain_of(kept_together(profile, options)), Topology(cluster)
+    halfway = None if deadline is None else (time.monotonic() + deadline) / 2
+    chain, topology = chain_of(kept_together(profile, options), deadline=halfway), Topology(cluster)
     problem = problem_of(chain, topology, options)
     least_us = math.inf if options.samples_per_s is None else profile.microbatch_size * 1e6 / options.samples_per_s
     answer = best_for(options.objective, problem, least_us, deadline)

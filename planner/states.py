@@ -36,8 +36,11 @@ class Searched(NamedTuple):
     wide: Wide | None
 
 
-def states_of(profile: Profile, most: int | None = None) -> Searched:
-    """The states to search, at most so many. The layers of a tied parameter are never on two sides of a cut."""
+def states_of(profile: Profile, most: int | None = None, deadline: float | None = None) -> Searched:
+    """The states to search, at most so many. The layers of a tied parameter are never on two sides of a cut.
+
+    A wide graph is not analysed beyond ``deadline``; then there are only the cuts of the order of execution.
+    """
     n = len(profile.layers)
     chosen = MOST_SEARCHED if most is None else most
     if most is None:
@@ -47,7 +50,7 @@ def states_of(profile: Profile, most: int | None = None) -> Searched:
     found = enumerate_ideals(predecessors, most if not groups else 8 * most)
     if found is not None and len(closed := closed_under(found, groups)) <= most:
         return Searched(CutStates(n, tuple(closed), complete=True), "", None)
-    wide = _analysed(profile)
+    wide = _analysed(profile, deadline)
     prefixes = {(1 << count) - 1 for count in range(n + 1)}
     pool = closed_under(sorted(prefixes.union(wide.states if wide else ()), key=_order), groups)
     states = _fewest_crossing(profile, CutStates(n, tuple(pool), complete=False), chosen)
@@ -58,13 +61,13 @@ def _order(mask: int) -> tuple[int, int]:
     return mask.bit_count(), mask
 
 
-def _analysed(profile: Profile) -> Wide | None:
-    """None where HiGHS, which it asks thousands of questions, is not installed."""
+def _analysed(profile: Profile, deadline: float | None) -> Wide | None:
+    """None where HiGHS, which it asks thousands of questions, is not installed, or there is no time."""
     try:
         from planner.wide import wide_of
     except ModuleNotFoundError:
         return None
-    return wide_of(profile)
+    return wide_of(profile, deadline)
 
 
 def _fewest_crossing(profile: Profile, pool: CutStates, most: int) -> CutStates:

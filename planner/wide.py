@@ -17,6 +17,7 @@ If the whole cannot be done with the devices there are, no plan reaches T.
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -121,8 +122,8 @@ def _within(done: Floats, limits: tuple[Floats, Floats]) -> Floats:
     return np.where(done >= least * (1 - _SLACK), np.minimum(done, most), -np.inf)
 
 
-def wide_of(profile: Profile) -> Wide:
-    """Analyse a profile's graph."""
+def wide_of(profile: Profile, deadline: float | None = None) -> Wide | None:
+    """Analyse a profile's graph; None where that is not done by ``deadline``, a :func:`time.monotonic`."""
     layers, count = profile.layers, len(profile.layers)
     feeds: list[set[int]] = [set() for _ in range(count)]
     for tensor in profile.tensors:
@@ -136,7 +137,11 @@ def wide_of(profile: Profile) -> Wide:
     spine = _spine(graph.feeds)
     inner, outer = _sets(graph.feeds, spine)
     least_us, most_us = _sums(graph.compute_us, inner), _sums(graph.compute_us, outer)
-    frontiers = tuple(frontier(graph, a, b, us) for a, b, us in zip(inner, outer, least_us.tolist(), strict=True))
+    frontiers: list[Frontier] = []
+    for a, b, us in zip(inner, outer, least_us.tolist(), strict=True):
+        if deadline is not None and time.monotonic() > deadline:
+            return None
+        frontiers.append(frontier(graph, a, b, us))
     entered = _first(inner)
     missing = {v: len(outer) - 1 - q for v, q in _first([~mask for mask in reversed(outer)], count).items()}
     sure = [(missing[v], entered[v], v) for v in range(count) if v in entered and v in missing]
@@ -147,7 +152,7 @@ def wide_of(profile: Profile) -> Wide:
         sure_us=_sure(len(inner), [(p, q, graph.compute_us[v]) for p, q, v in sure]),
         sure_bytes=_sure(len(inner), [(p, q, float(layers[v].parameter_bytes)) for p, q, v in sure]),
         steps=tuple(_step(graph, a, b) for a, b in zip(inner, outer, strict=True)),
-        frontiers=frontiers,
+        frontiers=tuple(frontiers),
     )
 
 
