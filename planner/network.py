@@ -39,11 +39,14 @@ Node = tuple[int, bool, Allocation, Allocation]  # cut, whether a stage begins h
 Load = tuple[float, ...]  # up and down each shared link, in units of what it carries in T
 
 
+_ARC = 5  # units of work that an arc takes
+
+
 @dataclass
 class Work:
-    """Arcs that may still be tried in one search, whether or not any path uses them."""
+    """What may still be spent on networks in one search: a unit is a candidate that is looked at."""
 
-    arcs_left: int
+    left: int
 
 
 class Arc(NamedTuple):
@@ -59,8 +62,9 @@ def network(problem: Problem, scenario: Scenario, candidates: Sequence[Candidate
             relaxed: bool, most_arcs: int, work: Work, deadline: float | None = None) -> list[Arc] | None:
     """The arcs that some path within the loads may use; None when there are too many to be worth it, or no time or work is left."""
     builder = _Builder(problem, scenario, candidates, time_us, relaxed)
-    arcs = builder.build(min(most_arcs, work.arcs_left), deadline)
-    work.arcs_left -= len(builder.arcs)
+    work.left -= len(candidates)
+    arcs = builder.build(min(most_arcs, work.left // _ARC), deadline) if work.left > 0 else None
+    work.left -= len(builder.arcs) * _ARC
     return arcs
 
 
