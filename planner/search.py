@@ -184,7 +184,7 @@ class _Search:
         searches: dict[int, _ScenarioSearch] = {}
         while left and left[0][0] <= self.ceiling_us():
             low_us, index, scenario, loose = left[0]
-            if self.late or self.given_up >= MOST_GIVEN_UP or not self.allocations:
+            if self.late or self.given_up >= MOST_GIVEN_UP or not self.allocations or self.effort.work.left <= 0:
                 self.unproven(low_us)
                 return
             heapq.heappop(left)
@@ -216,7 +216,7 @@ class _Search:
             groups = Groups(self.problem, own, self.sites, self.deadline)
         for scenario, loose, _ in groups.within(lambda: self.best.microbatch_us * (1 + EQUAL), lambda: self.devices - self.settled):
             tried += 1
-            if tried > MOST_SCENARIOS or self.late or self.given_up >= MOST_GIVEN_UP:
+            if tried > MOST_SCENARIOS or self.late or self.given_up >= MOST_GIVEN_UP or self.effort.work.left <= 0:
                 return
             within_us = self.best.microbatch_us * (1 + EQUAL)
             bound = Bound(self.problem, scenario, self.sites, loose.useful(within_us).rows)
@@ -313,4 +313,5 @@ class _ScenarioSearch:
                 named = self._known[key]
                 if named is not None and named.cost_us <= time_us:
                     found.append(named)
+        self.effort.work.left -= len(found)
         return found
