@@ -7,6 +7,7 @@ found is then simulated with that depth and with more, as far as memory allows
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -25,16 +26,18 @@ MOST_SIMULATED = 100_000  # operations: about two seconds; larger plans are not 
 _DEEPER = 1  # more microbatches per link, where that cannot be decided by simulating
 
 
-def with_depth(plan: Plan, profile: Profile, evaluated: Callable[[tuple[int, ...]], Evaluation], extra: int | None) -> Plan:
+def with_depth(plan: Plan, profile: Profile, evaluated: Callable[[tuple[int, ...]], Evaluation], extra: int | None,
+               deadline: float | None = None) -> Plan:
     """The plan with the depths it should have, their memory, and its simulated time.
 
+    After ``deadline``, a :func:`time.monotonic`, nothing is simulated.
     ``evaluated`` costs the plan at a depth; ``extra`` fixes the microbatches more per link.
 
     Raises:
         Infeasible: ``extra`` was given, and its depths do not fit in memory.
         BadInput: ``extra`` was given, and the policy cannot run so deep with batches this short.
     """
-    small = operations_to_simulate(plan) <= MOST_SIMULATED
+    small = operations_to_simulate(plan) <= MOST_SIMULATED and (deadline is None or time.monotonic() < deadline)
 
     def fits(in_flight: tuple[int, ...]) -> bool:
         return evaluated(in_flight).fits and _allowed(plan, in_flight)

@@ -29,10 +29,14 @@ _TOLERANCE = 5e-3  # of a group's bound; that of one scenario is refined when it
 
 
 class Groups:
-    """The scenarios that are left. ``bound_us`` is what no plan in them is below; infinite when none is left."""
+    """The scenarios that are left. ``bound_us`` is what no plan in them is below; infinite when none is left.
 
-    def __init__(self, problem: Problem, scenarios: list[Scenario], sites: list[Site], deadline: float | None) -> None:
-        self.problem, self.sites, self.deadline = problem, sites, deadline
+    At most ``most_halved`` groups are halved.
+    """
+
+    def __init__(self, problem: Problem, scenarios: list[Scenario], sites: list[Site], deadline: float | None,
+                 most_halved: float = np.inf) -> None:
+        self.problem, self.sites, self.deadline, self.most_halved = problem, sites, deadline, most_halved
         self.scenarios = sorted(scenarios, key=_likeness)
         self._left: list[tuple[float, int, list[Scenario], Loose]] = []
         self.root = Loose(problem, self.scenarios, sites, None, deadline)
@@ -49,7 +53,7 @@ class Groups:
         """
         self._left, number = [], 0
         self._push(self.root, self.scenarios, ceiling_us(), most_devices, 0.0, 0)
-        while self._left and not self.late:
+        while self._left and not self.late and number < 2 * self.most_halved:
             low_us, _, scenarios, loose = self._left[0]
             limit_us = ceiling_us()
             if low_us > limit_us:

@@ -37,6 +37,7 @@ __all__ = ["Found", "search"]
 
 MOST_ARCS = 40_000  # of a full network; more make the program slower than its coarser form
 MOST_SCENARIOS = 64  # that are looked at one by one
+MOST_HALVED = 16  # groups of scenarios, where other bounds are less sharp than theirs anyway
 PROMISING = 3  # looked at first where there are more
 MOST_KNOWN = 100_000  # candidates that a scenario keeps between its steps
 MOST_WORK = 1_200_000  # candidates in all networks of one search: about ten seconds
@@ -71,7 +72,8 @@ def search(problem: Problem, *, deadline: float | None = None) -> Found | None:
     state = _Search(problem, deadline)
     state.offer_all(first_plans(problem))
     limited = any(place.device_type.memory_bytes is not None for place in problem.topology.places)
-    groups = Groups(problem, scenarios(problem, memory_matters=limited), state.sites, deadline)
+    halved = math.inf if len(problem.topology.places) == 1 else MOST_HALVED
+    groups = Groups(problem, scenarios(problem, memory_matters=limited), state.sites, deadline, halved)
     for scenario in groups.promising(PROMISING) if len(groups.scenarios) > MOST_SCENARIOS else ():
         if not state.late:
             state.look_at(scenario, Loose(problem, [scenario], state.sites, None, deadline), 0.0)
@@ -305,6 +307,9 @@ class _ScenarioSearch:
         """The candidates with their allocations, as far as the position-free bound leaves them."""
         state, found = self.state, []
         for free in self.bound.useful(time_us, fewest=fewest):
+            if state.late:
+                self.proven = False
+                return []
             for allocation in state.allocations[free.replicas]:
                 key = (free.first, free.last, allocation, free.recompute)
                 if key not in self._known:

@@ -31,6 +31,7 @@ from planner.topology import Topology
 __all__ = ["make_plan"]
 
 AUTO: tuple[Policy, ...] = ("flush", "2bw", "stash")  # the least stale first; others are never faster than one of them, nor smaller
+_AFTERWARDS = 0.1  # of the time: for what is done with the plan that the search found
 CLOSE = 1.01  # times nearer than this are as good: then the less stale policy is better
 
 
@@ -102,7 +103,8 @@ def _plan(whole: Profile, microbatch_size: int, cluster: Cluster, options: PlanO
     chain, topology = chain_of(kept_together(profile, options), deadline=halfway), Topology(cluster)
     problem = problem_of(chain, topology, options)
     least_us = math.inf if options.samples_per_s is None else profile.microbatch_size * 1e6 / options.samples_per_s
-    answer = best_for(options.objective, problem, least_us, deadline)
+    searching = None if deadline is None else deadline - _AFTERWARDS * max(deadline - time.monotonic(), 0.0)
+    answer = best_for(options.objective, problem, least_us, searching)
     if answer is None:
         raise _NoPlanError(problem, profile, options)
     within, found, sure = answer
@@ -131,7 +133,7 @@ def _plan(whole: Profile, microbatch_size: int, cluster: Cluster, options: PlanO
     def evaluated(in_flight: tuple[int, ...]) -> Evaluation:
         return evaluate(chain, within.topology, problem.policy, found.stages, found.batch_microbatches, in_flight)
 
-    return with_depth(plan, whole, evaluated, options.extra_in_flight)
+    return with_depth(plan, whole, evaluated, options.extra_in_flight, deadline)
 
 
 def _plan_2019(profile: Profile, cluster: Cluster, options: PlanOptions, command: str) -> Plan:

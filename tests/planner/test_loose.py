@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from planner.bound import Bound, best_sites
@@ -21,7 +21,7 @@ from planner.topology import Topology
 from tests.planner.graphs import graph_profiles
 from tests.planner.instances import clusters, profiles
 
-some = settings(max_examples=150, deadline=None, derandomize=True)
+some = settings(max_examples=150, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 options = st.builds(PlanOptions, policy=st.sampled_from(["stash", "stash", "vertical", "2bw", "flush", "latest"]),
                     batch_microbatches=st.sampled_from([None, None, 1, 6]), recompute=st.sampled_from(["never", "auto", "always"]))
 
