@@ -100,9 +100,9 @@ def against_the_original(profiles: dict[str, Path], reference: Path, only: str, 
 
 def exact_optima(profiles: dict[str, Path], only: str) -> Iterator[tuple[str, ...]]:
     """The optima of the model in which the first stage pays for the cut after it too; solved in this process."""
-    from planner.graph import chain_of
-    from planner.pipedream2019.solve import Level, best_plan
-    from planner.pipedream2019.stages import model_of
+    from planner.model.graph import chain_of
+    from planner.published.pipedream2019.solve import Level, best_plan
+    from planner.published.pipedream2019.stages import model_of
     from planner.spec.files import read_document
     from planner.spec.profile import Profile
 
@@ -120,8 +120,8 @@ def exact_optima(profiles: dict[str, Path], only: str) -> Iterator[tuple[str, ..
 
 def placements(folder: Path, only: str) -> Iterator[tuple[str, ...]]:
     """The inputs of the dnn-partitioning paper; solved in this process."""
-    from planner.dnn_partitioning import place
     from planner.imports.dnn_partitioning import read_dnn_partitioning
+    from planner.published.dnn_partitioning import place
 
     for name, optimum in PLACEMENTS.items():
         if only in name:

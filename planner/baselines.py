@@ -6,7 +6,7 @@
 ``straight pipeline``      the best with one replica a stage (:mod:`planner.straight`)
 ``equal split``            as many stages as there are devices, of equal numbers of layers, one replica each
 ``synchronous flush``      the plan's own stages, drained at every update
-``PipeDream 2019``         what the original's algorithm plans (:mod:`planner.pipedream2019`)
+``PipeDream 2019``         what the original's algorithm plans (:mod:`planner.published.pipedream2019`)
 
 All but data parallelism have the plan's own batch, or the next that their replicas can share equally. Each
 says whether the devices' memory holds it. What would take long to find is left out, with the reason.
@@ -18,14 +18,14 @@ import math
 from collections import Counter
 
 from planner.cost import Stage, evaluate
-from planner.pipedream2019.solve import Level, best_plan, levels_of, replica_devices
-from planner.pipedream2019.stages import model_of
-from planner.problem import Problem
+from planner.hardware.topology import Allocation, Topology
+from planner.published.pipedream2019.solve import Level, best_plan, levels_of, replica_devices
+from planner.published.pipedream2019.stages import model_of
+from planner.search.problem import Problem
 from planner.spec.errors import BadInput
 from planner.spec.plan import Baseline
 from planner.spec.profile import Profile
 from planner.straight import straight_pipeline
-from planner.topology import Allocation, Topology
 
 __all__ = ["DATA_PARALLEL", "ONE_DEVICE", "baselines"]
 

@@ -23,7 +23,7 @@ own link::
     ring   2 (r-1)/r P / A
 
 The link of a server or switch carries the transfers between a replica inside and one outside it
-(:meth:`planner.topology.Topology.crossings`) and the rings that cross it.
+(:meth:`planner.hardware.topology.Topology.crossings`) and the rings that cross it.
 
 The pipeline's time is the largest of all stages and links. Differences from the original PipeDream's
 model: it charges ``4 (r-1) P / r`` for an all-reduce with every microbatch, bounds each cut by itself
@@ -36,11 +36,11 @@ import itertools
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from planner.graph import Chain
+from planner.hardware.topology import Allocation, Site, Topology
 from planner.memory import copies_weights, depth_within_batch, live_versions, replica_memory
+from planner.model.graph import Chain
 from planner.spec.plan import Memory, Policy
 from planner.spec.schedule import default_in_flight
-from planner.topology import Allocation, Site, Topology
 
 __all__ = ["Evaluation", "Stage", "StageCost", "evaluate", "ring_bytes", "stage_cost"]
 

@@ -10,14 +10,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from planner.cost import Evaluation, Stage, evaluate
-from planner.graph import Chain, chain_over
-from planner.ideals import CutStates, edges_of, predecessor_masks
+from planner.hardware.topology import Topology
+from planner.model.graph import Chain, chain_over
+from planner.model.ideals import CutStates, edges_of, predecessor_masks
+from planner.model.states import Searched
 from planner.options import layer_index
 from planner.spec.plan import Plan
 from planner.spec.profile import Profile
 from planner.spec.units import format_bytes, format_duration_us
-from planner.states import Searched
-from planner.topology import Topology
 
 __all__ = ["LayerReport", "Move", "explain_layer"]
 

@@ -12,19 +12,19 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from planner.graph import chain_of
+from planner.hardware.topology import Topology
 from planner.least_memory import LeastMemory, least_memory, may_exist, stage_needs
 from planner.memory import depth_within_batch, live_versions
+from planner.model.graph import chain_of
 from planner.options import PlanOptions, kept_together
-from planner.problem import Problem
-from planner.search import search
+from planner.search.problem import Problem
+from planner.search.search import search
 from planner.spec.cluster import Cluster
 from planner.spec.errors import Infeasible
 from planner.spec.plan import Policy
 from planner.spec.profile import Profile
 from planner.spec.schedule import default_in_flight
 from planner.spec.units import format_bytes
-from planner.topology import Topology
 from planner.variants import with_count, with_memory, with_microbatch_size
 
 __all__ = ["exists", "explain_infeasible"]

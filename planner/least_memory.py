@@ -1,7 +1,7 @@
 """The least memory per device with which there is a plan, to the byte, and such a plan.
 
 Devices are taken to be equal in memory; then any of them will do, and places play no part: what a stage holds
-depends on the devices after it, so the position-free relaxation (:mod:`planner.bound`) at any time decides
+depends on the devices after it, so the position-free relaxation (:mod:`planner.search.bound`) at any time decides
 whether there is a plan. The least memory is found by bisection, scenario by scenario.
 """
 
@@ -11,11 +11,11 @@ import math
 from dataclasses import replace
 from typing import NamedTuple
 
-from planner.bound import Bound, best_sites
+from planner.hardware.topology import Topology
 from planner.memory import depth_within_batch, live_versions, replica_memory
-from planner.problem import Problem, Scenario, scenarios
+from planner.search.bound import Bound, best_sites
+from planner.search.problem import Problem, Scenario, scenarios
 from planner.spec.schedule import default_in_flight
-from planner.topology import Topology
 from planner.variants import with_memory
 
 __all__ = ["LeastMemory", "least_memory", "may_exist", "stage_needs"]

@@ -22,7 +22,7 @@ a = A / r microbatches of each batch. How many weight versions live at once, by 
 
 from __future__ import annotations
 
-from planner.graph import Chain
+from planner.model.graph import Chain
 from planner.spec.plan import Memory, Policy
 
 __all__ = ["copies_weights", "depth_within_batch", "live_versions", "replica_memory"]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from planner.cost import Stage, evaluate
-from planner.problem import Problem
-from planner.topology import Topology
+from planner.hardware.topology import Topology
+from planner.search.problem import Problem
 
 __all__ = ["assign_devices", "in_order_of_use"]
 
@@ -26,7 +26,7 @@ def in_order_of_use(problem: Problem, stages: tuple[Stage, ...], batch_microbatc
     """The same plan with equal places numbered as the stages come to them, if that costs the same in every detail.
 
     The search numbers them from the last stage. Replicas dealt to odd allocations may pair up less well
-    under other numbers (:meth:`planner.topology.Topology.order`); then the plan stays as it is.
+    under other numbers (:meth:`planner.hardware.topology.Topology.order`); then the plan stays as it is.
     """
     topology = problem.topology
     number = list(range(len(topology.places)))  # place -> its new number

@@ -12,11 +12,11 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from planner.cost import evaluate
+from planner.hardware.topology import Topology
 from planner.options import Objective
-from planner.problem import Problem
-from planner.search import Found, search
+from planner.search.problem import Problem
+from planner.search.search import Found, search
 from planner.spec.errors import Infeasible
-from planner.topology import Topology
 
 __all__ = ["Best", "best_for"]
 

@@ -6,13 +6,13 @@ import difflib
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from planner.graph import Chain
-from planner.problem import Pin, Problem, Recompute
+from planner.hardware.topology import Topology
+from planner.model.graph import Chain
+from planner.search.problem import Pin, Problem, Recompute
 from planner.spec.cluster import Cluster, Node
 from planner.spec.errors import BadInput, Infeasible
 from planner.spec.plan import Policy
 from planner.spec.profile import Profile, TiedParameter
-from planner.topology import Topology
 
 __all__ = ["CostModel", "Objective", "PlanOptions", "kept_together", "layer_index", "option_name", "problem_of", "refuse_too_large"]
 

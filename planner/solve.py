@@ -8,25 +8,25 @@ import time
 from dataclasses import replace
 
 from planner.baselines import baselines
-from planner.bound import longer_batches_us
 from planner.cost import Evaluation, evaluate
 from planner.depth import with_depth
-from planner.graph import chain_of
+from planner.hardware.topology import Topology
 from planner.infeasible import explain_infeasible
+from planner.model.graph import chain_of
 from planner.naming import assign_devices, in_order_of_use
 from planner.objective import best_for
 from planner.options import PlanOptions, kept_together, option_name, problem_of, refuse_too_large
-from planner.pipedream2019.plan import make_plan_2019
-from planner.problem import Problem
-from planner.search import Found
-from planner.solver import solver_name
+from planner.published.pipedream2019.plan import make_plan_2019
+from planner.search.bound import longer_batches_us
+from planner.search.problem import Problem
+from planner.search.search import Found
+from planner.search.solver import solver_name
 from planner.spec.cluster import Cluster
 from planner.spec.errors import BadInput, Infeasible
 from planner.spec.files import digest
 from planner.spec.plan import LinkPrediction, Plan, Policy, Prediction, SolverReport, StagePlan, StagePrediction
 from planner.spec.profile import Profile
 from planner.spec.units import format_duration_us
-from planner.topology import Topology
 
 __all__ = ["make_plan"]
 

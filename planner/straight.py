@@ -16,9 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from planner.cost import Stage
-from planner.problem import Problem, Scenario
-from planner.stage_arrays import StageArrays, stage_arrays
-from planner.topology import Allocation, Site
+from planner.hardware.topology import Allocation, Site
+from planner.search.problem import Problem, Scenario
+from planner.search.stage_arrays import StageArrays, stage_arrays
 
 __all__ = ["straight_pipeline"]
 

@@ -5,7 +5,7 @@ Each link is two *directions*, as it is full duplex::
     server0/device1 -> server1/device0:   server0/device1 up, server0 up, server1 down, server1/device0 down
 
 An all-reduce ring visits its devices in tree order, so it crosses each link between them once in each
-direction (:class:`planner.topology.Ring`).
+direction (:class:`planner.hardware.topology.Ring`).
 """
 
 from __future__ import annotations

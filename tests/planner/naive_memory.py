@@ -4,7 +4,7 @@
 from typing import NamedTuple
 
 from planner.memory import depth_within_batch, replica_memory
-from planner.problem import Problem, Scenario, prime_powers, scenarios
+from planner.search.problem import Problem, Scenario, prime_powers, scenarios
 
 __all__ = ["LeastMemory", "least_memory"]
 

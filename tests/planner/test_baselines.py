@@ -10,17 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planner.baselines import baselines
-from planner.exact import exhaustive
-from planner.graph import chain_of
+from planner.hardware.topology import Topology
+from planner.model.graph import chain_of
 from planner.options import PlanOptions, problem_of
-from planner.pipedream2019.plan import make_plan_2019
-from planner.problem import Problem
+from planner.published.pipedream2019.plan import make_plan_2019
+from planner.search.exact import exhaustive
+from planner.search.problem import Problem
 from planner.solve import make_plan
 from planner.spec.cluster import Cluster
 from planner.spec.plan import Baseline
 from planner.spec.profile import Profile
 from planner.straight import straight_pipeline
-from planner.topology import Topology
 from tests.planner.graphs import graph_profiles
 from tests.planner.instances import clusters, flat, layer, profile, two_level, unequal
 from tests.planner.instances import profiles as chain_profiles

@@ -9,16 +9,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.bound import Bound, best_sites, longer_batches_us
-from planner.exact import exhaustive
-from planner.graph import chain_of
+from planner.hardware.topology import Topology
+from planner.model.graph import chain_of
 from planner.options import PlanOptions, problem_of
-from planner.problem import scenarios
-from planner.search import search
+from planner.search.bound import Bound, best_sites, longer_batches_us
+from planner.search.exact import exhaustive
+from planner.search.problem import scenarios
+from planner.search.search import search
 from planner.solve import make_plan
 from planner.spec.cluster import Cluster
 from planner.spec.profile import Profile
-from planner.topology import Topology
 from tests.planner.instances import clusters, flat, layer, profiles
 from tests.planner.instances import profile as make_profile
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from planner.clusters import load_cluster, shipped_clusters
+from planner.hardware.clusters import load_cluster, shipped_clusters
 from planner.spec.cluster import Cluster
 from planner.spec.errors import BadInput, InvalidFile
 from planner.spec.profile import Device

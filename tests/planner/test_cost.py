@@ -11,11 +11,11 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from planner.cost import Stage, evaluate
-from planner.graph import chain_of
+from planner.hardware.topology import Topology
+from planner.model.graph import chain_of
 from planner.naming import assign_devices
 from planner.spec.cluster import Cluster
 from planner.spec.profile import Profile, Tensor
-from planner.topology import Topology
 from tests.planner.instances import clusters, flat, layer, profile, profiles, two_level, unequal
 
 

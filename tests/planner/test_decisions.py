@@ -7,8 +7,8 @@ import dataclasses
 import pytest
 
 from planner.options import PlanOptions
-from planner.problem import Problem
-from planner.search import Found, search
+from planner.search.problem import Problem
+from planner.search.search import Found, search
 from planner.simulate import steady_microbatch_us
 from planner.simulation.depth import with_in_flight
 from planner.solve import make_plan

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.dnn_partitioning import place
 from planner.imports.dnn_partitioning import Operator, Placement, read_dnn_partitioning
+from planner.published.dnn_partitioning import place
 from planner.spec.errors import Infeasible
 
 

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 from planner.cost import Stage, evaluate
 from planner.explain_layer import explain_layer
-from planner.graph import chain_of
+from planner.hardware.topology import Topology
+from planner.model.graph import chain_of
 from planner.options import PlanOptions
 from planner.solve import make_plan
 from planner.spec.errors import BadInput, Infeasible
 from planner.spec.profile import Profile, Tensor, TiedParameter
-from planner.topology import Topology
 from tests.planner.graphs import graph_profiles
 from tests.planner.instances import flat, layer, profile, profiles
 from tests.planner.test_search import EXAMPLES, many

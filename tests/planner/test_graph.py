@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 
-from planner.graph import chain_of
+from planner.model.graph import chain_of
 from planner.spec.profile import Profile, Tensor, TiedParameter
 from tests.planner.graphs import crossing, every_pipeline, graph_profiles
 from tests.planner.instances import layer, profile, profiles

@@ -6,7 +6,7 @@ import itertools
 
 from hypothesis import given, settings
 
-from planner.ideals import CutStates, closed_under, enumerate_ideals, predecessor_masks
+from planner.model.ideals import CutStates, closed_under, enumerate_ideals, predecessor_masks
 from planner.spec.profile import Profile
 from tests.planner.graphs import every_pipeline, graph_profiles
 

@@ -10,15 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.clusters import load_cluster
-from planner.graph import chain_of
+from planner.hardware.clusters import load_cluster
+from planner.hardware.topology import Topology
 from planner.least_memory import least_memory, may_exist
+from planner.model.graph import chain_of
 from planner.options import PlanOptions, problem_of
 from planner.solve import make_plan
 from planner.spec.cluster import Cluster
 from planner.spec.errors import Infeasible
 from planner.spec.profile import Profile
-from planner.topology import Topology
 from planner.variants import with_memory, with_microbatch_size
 from tests.planner import naive_memory
 from tests.planner.graphs import graph_profiles

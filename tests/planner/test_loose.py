@@ -7,17 +7,17 @@ import math
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from planner.bound import Bound, best_sites
-from planner.exact import exhaustive
-from planner.graph import chain_of
-from planner.groups import Groups
-from planner.loose import Loose
+from planner.hardware.topology import Topology
+from planner.model.graph import chain_of
 from planner.options import PlanOptions, problem_of
-from planner.problem import Problem, scenarios
+from planner.search.bound import Bound, best_sites
+from planner.search.exact import exhaustive
+from planner.search.groups import Groups
+from planner.search.loose import Loose
+from planner.search.problem import Problem, scenarios
+from planner.search.stage_arrays import stage_arrays
 from planner.spec.cluster import Cluster
 from planner.spec.profile import Profile
-from planner.stage_arrays import stage_arrays
-from planner.topology import Topology
 from tests.planner.graphs import graph_profiles
 from tests.planner.instances import clusters, profiles
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.graph import chain_of
 from planner.memory import copies_weights, live_versions, replica_memory
+from planner.model.graph import chain_of
 from planner.spec.profile import Tensor
 from planner.spec.schedule import Pipeline, default_in_flight, operations
 from tests.planner.instances import layer, profile

@@ -14,13 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.imports import import_profile
-from planner.pipedream2019.nested import pipelines_us
-from planner.pipedream2019.solve import Level, best_plan, levels_of, pipeline_us, replica_devices
-from planner.pipedream2019.stages import Model, model_of, stages_of
+from planner.published.pipedream2019.nested import pipelines_us
+from planner.published.pipedream2019.solve import Level, best_plan, levels_of, pipeline_us, replica_devices
+from planner.published.pipedream2019.stages import Model, model_of, stages_of
+from planner.published.state_paths import IMPOSSIBLE
 from planner.spec.cluster import Cluster, DeviceType, Link, Node
 from planner.spec.errors import BadInput
 from planner.spec.profile import Profile
-from planner.state_paths import IMPOSSIBLE
 from tests.planner.graphs import crossing, graph_profiles
 from tests.planner.instances import flat, two_level, unequal
 from tests.planner.test_ideals import states_of

@@ -8,17 +8,17 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import planner.search as search_module
+import planner.search.search as search_module
 from planner.cost import evaluate
-from planner.exact import exhaustive
-from planner.graph import chain_of
+from planner.hardware.topology import Topology
 from planner.least_memory import least_memory
+from planner.model.graph import chain_of
 from planner.options import PlanOptions, problem_of
-from planner.search import search
+from planner.search.exact import exhaustive
+from planner.search.search import search
 from planner.spec.cluster import Cluster
 from planner.spec.plan import Policy
 from planner.spec.profile import Profile, Tensor
-from planner.topology import Topology
 from tests.planner.instances import clusters, flat, layer, profiles, two_level
 from tests.planner.instances import profile as make_profile
 

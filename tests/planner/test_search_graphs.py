@@ -7,13 +7,13 @@ import os
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from planner.exact import _paths
-from planner.graph import chain_of
+from planner.hardware.topology import Topology
+from planner.model.graph import chain_of
 from planner.options import PlanOptions, problem_of
+from planner.search.exact import _paths
 from planner.solve import make_plan
 from planner.spec.cluster import Cluster
 from planner.spec.profile import Profile, Tensor
-from planner.topology import Topology
 from tests.planner.graphs import every_pipeline, graph_profiles
 from tests.planner.instances import GB, clusters, flat, layer, profile
 from tests.planner.test_search import compare, options_strategy

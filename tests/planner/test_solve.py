@@ -8,10 +8,11 @@ import re
 import pulp
 import pytest
 
-from planner.clusters import load_cluster
 from planner.explain import bottleneck_sentence
-from planner.graph import chain_of
+from planner.hardware.clusters import load_cluster
+from planner.hardware.topology import Topology
 from planner.least_memory import least_memory
+from planner.model.graph import chain_of
 from planner.options import PlanOptions, problem_of
 from planner.simulate import steady_microbatch_us
 from planner.solve import make_plan
@@ -20,7 +21,6 @@ from planner.spec.files import digest, document_text, parse_document
 from planner.spec.plan import Plan
 from planner.spec.profile import Profile, Tensor
 from planner.spec.schedule import default_in_flight
-from planner.topology import Topology
 from tests.planner.instances import flat, layer, profile, two_level
 
 
@@ -154,7 +154,7 @@ def test_cbc_gives_the_same_plan(monkeypatch: pytest.MonkeyPatch) -> None:
         pytest.skip("CBC is not installed")
     cluster = two_level(2, 3, intra=1e10, inter=1e8)
     with_highs = make_plan(model(), cluster, PlanOptions(), command="x")
-    monkeypatch.setattr("planner.solver.solver_name", lambda: "CBC")
+    monkeypatch.setattr("planner.search.solver.solver_name", lambda: "CBC")
     with_cbc = make_plan(model(), cluster, PlanOptions(), command="x")
     assert with_cbc.predicted.microbatch_us == pytest.approx(with_highs.predicted.microbatch_us, rel=2e-6)
     assert with_cbc.worker_count == with_highs.worker_count

@@ -6,16 +6,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.bound import best_sites
-from planner.columns import CandidateTable
-from planner.graph import chain_of
+from planner.hardware.topology import Topology
+from planner.model.graph import chain_of
 from planner.options import PlanOptions, problem_of
-from planner.problem import scenarios
+from planner.search.bound import best_sites
+from planner.search.columns import CandidateTable
+from planner.search.problem import scenarios
+from planner.search.stage_arrays import StageArrays, stage_arrays
 from planner.spec.cluster import Cluster
 from planner.spec.plan import Policy
 from planner.spec.profile import Profile
-from planner.stage_arrays import StageArrays, stage_arrays
-from planner.topology import Topology
 from tests.planner.graphs import graph_profiles
 from tests.planner.instances import clusters, flat, layer, profile, profiles
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from planner.hardware.topology import Topology
 from planner.spec.cluster import Cluster, DeviceType, Link, Node
-from planner.topology import Topology
 from tests.planner.instances import flat, two_level, unequal
 
 

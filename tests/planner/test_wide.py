@@ -8,23 +8,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import planner.states
-from planner.exact import exhaustive
-from planner.graph import chain_of
-from planner.ideals import edges_of, enumerate_ideals, predecessor_masks
+import planner.model.states
+from planner.hardware.topology import Topology
 from planner.imports import import_profile
-from planner.min_cuts import Crossing, Graph, frontier
-from planner.neighbours import around
+from planner.model.graph import chain_of
+from planner.model.ideals import edges_of, enumerate_ideals, predecessor_masks
+from planner.model.min_cuts import Crossing, Graph, frontier
+from planner.model.neighbours import around
+from planner.model.states import states_of
+from planner.model.wide import wide_of
 from planner.options import PlanOptions, problem_of
-from planner.pipedream2019 import plan as plan2019
-from planner.pipedream2019.plan import make_plan_2019
-from planner.pipedream2019.solve import Level, best_plan
-from planner.pipedream2019.stages import model_of
+from planner.published.pipedream2019 import plan as plan2019
+from planner.published.pipedream2019.plan import make_plan_2019
+from planner.published.pipedream2019.solve import Level, best_plan
+from planner.published.pipedream2019.stages import model_of
+from planner.search.exact import exhaustive
 from planner.solve import make_plan
 from planner.spec.profile import Profile
-from planner.states import states_of
-from planner.topology import Topology
-from planner.wide import wide_of
 from tests.planner.graphs import crossing, graph_profiles
 from tests.planner.instances import flat, two_level
 
@@ -107,8 +107,8 @@ def test_no_plan_of_the_measured_model_is_below_the_bound(model: Profile, cluste
     best = exhaustive(problem_of(chain_of(model), topology, PlanOptions()))
     assert best is not None
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(planner.states, "MOST_SEARCHED", 3)
-        patch.setattr(planner.states, "MOST_OF_A_CHAIN", 3)
+        patch.setattr(planner.model.states, "MOST_SEARCHED", 3)
+        patch.setattr(planner.model.states, "MOST_OF_A_CHAIN", 3)
         plan = make_plan(model, cluster, PlanOptions(), command="x")
     assert plan.solver.bound_us <= best.microbatch_us * (1 + 1e-6) <= plan.predicted.microbatch_us * (1 + 2e-6)
     assert ("left out" in plan.solver.restricted or "chosen ones" in plan.solver.restricted) == (len(ideals(model)) > 3)
