@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pdcli import options
+from pdcli.profile_view import show, totals
 
 if TYPE_CHECKING:
     from pdcli.output import Output
@@ -34,7 +35,6 @@ def command(context: click.Context, out: Output, file: str, form: str, output: s
 
     What FILE does not say is assumed: layers save their outputs, and updates cost nothing.
     """
-    from pdcli.profile_cmd import show, totals
     from planner.imports import import_profile
     from planner.spec.files import write_document
 

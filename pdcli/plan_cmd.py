@@ -57,8 +57,8 @@ def command(context: click.Context, /, out: Output, profile: str, cluster: str, 
         from planner.explain_layer import explain_layer
         from planner.hardware.clusters import load_cluster
         from planner.options import kept_together, layer_index
-        from planner.search.statistics import collected
         from planner.solve import make_plan
+        from planner.statistics import collected
 
     hardware = load_cluster(cluster, device=document.device, intra_bandwidth=intra_bytes_per_s,
                             inter_bandwidth=inter_bytes_per_s, memory_bytes=memory_bytes)

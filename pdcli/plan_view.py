@@ -8,8 +8,8 @@ from pdcli.names import device_names, layer_names
 
 if TYPE_CHECKING:
     from pdcli.output import Output
-    from planner.search.statistics import Statistics
     from planner.spec.plan import Baseline, Plan
+    from planner.statistics import Statistics
 
 __all__ = ["facts", "show", "statistics_line"]
 

@@ -13,8 +13,8 @@ from pdcli import options
 
 if TYPE_CHECKING:
     from pdcli.output import Output
-    from planner.simulate import Simulation
     from planner.simulation.difference import Difference
+    from planner.simulation.simulate import Simulation
     from planner.spec.plan import Plan
     from planner.spec.profile import Profile
 
@@ -45,8 +45,8 @@ def command(out: Output, plan: str, profile: str | None, batches: int | None, tr
     document = read_document(Plan, plan)
     model = find_profile(document, plan, profile)
 
-    from planner.simulate import simulate
     from planner.simulation.difference import difference
+    from planner.simulation.simulate import simulate
 
     with out.working(f"simulating {document.worker_count} workers"):
         simulation = simulate(document, model, batches)

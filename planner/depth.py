@@ -12,8 +12,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from planner.cost import Evaluation
-from planner.simulate import operations_to_simulate, pipeline_of
 from planner.simulation.depth import Depth, depth_with, least_depth, with_in_flight
+from planner.simulation.simulate import operations_to_simulate, pipeline_of
 from planner.spec.errors import BadInput, Infeasible
 from planner.spec.plan import Plan, StagePlan
 from planner.spec.policies import POLICIES

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from planner.simulate import simulate
 from planner.simulation.depth import TOLERANCE
 from planner.simulation.difference import wait_shares, waiting_words
+from planner.simulation.simulate import simulate
 from planner.spec.plan import Plan
 from planner.spec.profile import Profile
 from planner.spec.units import format_bandwidth, format_bytes, format_duration_us

@@ -20,7 +20,7 @@ from planner.published.pipedream2019.plan import make_plan_2019
 from planner.search.bound import longer_batches_us
 from planner.search.problem import Problem
 from planner.search.search import Found
-from planner.search.solver import solver_name
+from planner.solver import solver_name
 from planner.spec.cluster import Cluster
 from planner.spec.errors import BadInput, Infeasible
 from planner.spec.files import digest

@@ -66,7 +66,7 @@ def test_the_solver_is_used_where_the_program_is_written_only() -> None:
              for _, module in imported(path) if module.split(".")[0] in ("pulp", "highspy")}
     programs = {"planner/search/ilp.py", "planner/search/coarse.py", "planner/published/path_program.py",
                 "planner/model/min_cuts.py"}  # each writes a program
-    assert {"planner/search/ilp.py", "planner/search/solver.py"} <= users <= programs | {"planner/search/solver.py"}
+    assert {"planner/search/ilp.py", "planner/solver.py"} <= users <= programs | {"planner/solver.py"}
 
 
 def test_heavy_imports_of_the_commands_are_inside_functions() -> None:

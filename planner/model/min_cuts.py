@@ -23,7 +23,7 @@ import highspy
 import numpy as np
 import numpy.typing as npt
 
-from planner.search.solver import quiet_stdout
+from planner.solver import quiet_stdout
 
 __all__ = ["Crossing", "Frontier", "Graph", "frontier"]
 

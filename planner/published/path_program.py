@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import pulp
 
-from planner.search.solver import run
+from planner.solver import run
 from planner.spec.errors import PipedreamError
 
 __all__ = ["Column", "cheapest_path"]

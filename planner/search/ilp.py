@@ -28,7 +28,7 @@ from planner.search.columns import Candidate
 from planner.search.dive import least_total_load
 from planner.search.network import Arc, Node, Work, network
 from planner.search.problem import Problem, Scenario, prime_powers
-from planner.search.solver import Status, run
+from planner.solver import Status, run
 from planner.spec.errors import PipedreamError
 
 __all__ = ["Answer", "Effort", "any_plan", "fewest_devices", "least_load"]

@@ -1,1 +1,1 @@
-"""Parts of the discrete-event simulation of a plan; :mod:`planner.simulate` is the entrance."""
+"""Parts of the discrete-event simulation of a plan; :mod:`planner.simulation.simulate` is the entrance."""

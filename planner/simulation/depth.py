@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from planner.memory import depth_within_batch
-from planner.simulate import pipeline_of, steady_microbatch_us
+from planner.simulation.simulate import pipeline_of, steady_microbatch_us
 from planner.simulation.workload import workload_of
 from planner.spec.plan import Plan
 from planner.spec.profile import Profile

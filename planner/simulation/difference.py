@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from planner.simulate import Simulation
 from planner.simulation.depth import TOLERANCE, Depth, least_depth
+from planner.simulation.simulate import Simulation
 from planner.simulation.steady import steady_operations
 from planner.spec.plan import Plan
 from planner.spec.profile import Profile

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from planner.simulate import Simulation
+from planner.simulation.simulate import Simulation
 from planner.spec.schedule import parse_op
 from planner.spec.trace import Span, chrome_trace
 

@@ -9,8 +9,8 @@ import pytest
 from planner.options import PlanOptions
 from planner.search.problem import Problem
 from planner.search.search import Found, search
-from planner.simulate import steady_microbatch_us
 from planner.simulation.depth import with_in_flight
+from planner.simulation.simulate import steady_microbatch_us
 from planner.solve import make_plan
 from planner.spec.cluster import Cluster
 from planner.spec.errors import BadInput, Infeasible

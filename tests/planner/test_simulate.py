@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.options import PlanOptions
-from planner.simulate import simulate, steady_microbatch_us
 from planner.simulation.depth import least_depth
 from planner.simulation.difference import difference
+from planner.simulation.simulate import simulate, steady_microbatch_us
 from planner.simulation.workload import workload_of
 from planner.solve import make_plan
 from planner.spec.errors import BadInput, Mismatch

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.simulate import pipeline_of
 from planner.simulation.engine import Record, run
 from planner.simulation.sharing import Flow, Network
+from planner.simulation.simulate import pipeline_of
 from planner.simulation.workload import workload_of
 from planner.spec.cluster import Cluster, DeviceType, Link, Node
 from planner.spec.errors import InvalidValue

@@ -14,7 +14,7 @@ from planner.hardware.topology import Topology
 from planner.least_memory import least_memory
 from planner.model.graph import chain_of
 from planner.options import PlanOptions, problem_of
-from planner.simulate import steady_microbatch_us
+from planner.simulation.simulate import steady_microbatch_us
 from planner.solve import make_plan
 from planner.spec.errors import BadInput, Infeasible
 from planner.spec.files import digest, document_text, parse_document
@@ -154,7 +154,7 @@ def test_cbc_gives_the_same_plan(monkeypatch: pytest.MonkeyPatch) -> None:
         pytest.skip("CBC is not installed")
     cluster = two_level(2, 3, intra=1e10, inter=1e8)
     with_highs = make_plan(model(), cluster, PlanOptions(), command="x")
-    monkeypatch.setattr("planner.search.solver.solver_name", lambda: "CBC")
+    monkeypatch.setattr("planner.solver.solver_name", lambda: "CBC")
     with_cbc = make_plan(model(), cluster, PlanOptions(), command="x")
     assert with_cbc.predicted.microbatch_us == pytest.approx(with_highs.predicted.microbatch_us, rel=2e-6)
     assert with_cbc.worker_count == with_highs.worker_count

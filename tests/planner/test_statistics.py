@@ -7,9 +7,9 @@ import pytest
 
 from planner.options import PlanOptions
 from planner.published.path_program import Column, cheapest_path
-from planner.search.solver import run, solver_name
-from planner.search.statistics import Statistics, collected
 from planner.solve import make_plan
+from planner.solver import run, solver_name
+from planner.statistics import Statistics, collected
 from tests.planner.instances import two_level
 from tests.planner.test_solve import model
 

@@ -16,7 +16,7 @@ from planner.model.states import Searched
 from planner.published.pipedream2019.solve import Answer, Level, Part, best_plan, levels_of, pipeline_us, replica_devices
 from planner.published.pipedream2019.stages import Model, model_of
 from planner.search.problem import default_batch
-from planner.search.solver import solver_name
+from planner.solver import solver_name
 from planner.spec.cluster import Cluster
 from planner.spec.files import digest
 from planner.spec.plan import Baseline, LinkPrediction, Plan, Policy, Prediction, SolverReport, StagePlan, StagePrediction

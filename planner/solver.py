@@ -11,8 +11,8 @@ from typing import Any, Literal
 
 import pulp
 
-from planner.search.statistics import count_program
 from planner.spec.errors import PipedreamError
+from planner.statistics import count_program
 
 __all__ = ["Status", "quiet_stdout", "run", "solver_name"]
 
