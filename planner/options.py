@@ -6,6 +6,9 @@ import difflib
 from dataclasses import dataclass, replace
 from typing import Literal
 
+import numpy as np
+import numpy.typing as npt
+
 from planner.hardware.topology import Topology
 from planner.model.graph import Chain
 from planner.search.problem import Pin, Problem, Recompute
@@ -18,6 +21,8 @@ __all__ = ["CostModel", "Objective", "PlanOptions", "kept_together", "layer_inde
 
 MOST_DEVICES = 16_384  # with more, going through the batches that they could share takes minutes
 MOST_SERVERS = 4_096
+
+_MOST_PINNED = 200  # beyond this stage number pins are not looked at beforehand
 
 CostModel = Literal["measured", "pipedream-2019"]
 Objective = Literal["throughput", "devices", "memory"]
@@ -123,7 +128,25 @@ def _pins(chain: Chain, options: PlanOptions, most_stages: int) -> tuple[Pin, ..
         layer = layer_index(list(chain.names), name, "--pin")
         if pins.setdefault(layer, stage) != stage:
             raise BadInput(f"--pin wants layer {name} in stage {pins[layer]} and in stage {stage}", hint="give one of them")
-    return tuple(Pin(layer, stage) for layer, stage in sorted(pins.items()))
+    found = tuple(Pin(layer, stage) for layer, stage in sorted(pins.items()))
+    if found and max(pins.values()) < _MOST_PINNED and not _possible(chain, found, options.stages):
+        asked = " ".join(f"--pin {name}={stage}" for name, stage in options.pins)
+        fixed = f" with {options.stages} stages" if options.stages is not None else ""
+        raise Infeasible(f"no plan keeps {asked}{fixed}", hint="plan without --pin, or pin layers in the order in which data flows through "
+                         "them, with at least one layer for each stage between")
+    return found
+
+
+def _possible(chain: Chain, pins: tuple[Pin, ...], stages: int | None) -> bool:
+    """Whether the cut states have a sequence in which every pinned layer is in its stage, whatever that costs."""
+    inside = chain.states.inside()
+    reached: npt.NDArray[np.bool_] = np.arange(len(chain.states)) == 0
+    last = max(pin.stage for pin in pins) + 1
+    for stage in range(last if stages is None else stages):
+        reached = np.asarray(inside[reached].any(axis=0))
+        for pin in pins:  # behind its stage, and not before
+            reached = reached & np.array([chain.has(state, pin.layer) == (pin.stage <= stage) for state in range(len(reached))])
+    return bool(reached[chain.end]) if stages is not None else bool(reached.any())
 
 
 def layer_index(names: list[str], name: str, option: str) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 
 import pytest
@@ -15,8 +16,10 @@ from planner.least_memory import least_memory
 from planner.model.graph import chain_of
 from planner.options import PlanOptions, problem_of
 from planner.search.exact import exhaustive
+from planner.search.problem import Pin
 from planner.search.search import search
 from planner.spec.cluster import Cluster
+from planner.spec.errors import Infeasible
 from planner.spec.plan import Policy
 from planner.spec.profile import Profile, Tensor
 from tests.planner.instances import clusters, flat, layer, profiles, two_level
@@ -109,7 +112,16 @@ def test_equals_exhaustive_search_with_pins(profile: Profile, cluster: Cluster, 
     pins = data.draw(st.dictionaries(st.sampled_from(names), st.integers(0, most - 1), min_size=1, max_size=2))
     options = PlanOptions(pins=tuple(pins.items()), policy=data.draw(st.sampled_from(["stash", "2bw"])),
                           stages=data.draw(st.sampled_from([None, None, most])))
-    if all(stage < min(chain_of(profile).most_stages, most) for stage in pins.values()):
+    chain = chain_of(profile)
+    if any(stage >= min(chain.most_stages, most) for stage in pins.values()) or (options.stages or 1) > chain.most_stages:
+        return
+    try:
+        problem_of(chain, Topology(cluster), options)
+    except Infeasible:  # told before the search: no plan at all keeps the pins
+        free = problem_of(chain, Topology(cluster), dataclasses.replace(options, pins=()))
+        names_at = {name: index for index, name in enumerate(names)}
+        assert exhaustive(dataclasses.replace(free, pins=tuple(Pin(names_at[name], stage) for name, stage in options.pins))) is None
+    else:
         compare(profile, cluster, options)
 
 
