@@ -121,7 +121,7 @@ def _blaming(what: str, path: Path | None) -> Iterator[None]:
     except BaseException as error:  # SystemExit, and whatever else a file may raise
         line = user_line(error, path)
         raise BadInput(f"{what} raised {one_line(error)}{f' at {line}' if line else ''}",
-                       hint=f"run `python {path}` to see it without pipedream" if path else "correct it there",
+                       hint=f"correct it there; {path} is imported and the factory called, nothing else" if path else "correct it there",
                        code="job_raised") from error
 
 

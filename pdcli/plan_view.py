@@ -29,9 +29,15 @@ def facts(plan: Plan) -> dict[str, Any]:
         entry["slack"] = _slack(link.microbatch_us, plan)
     return {
         "model": plan.model, "policy": plan.policy, "batch_microbatches": plan.batch_microbatches,
-        "microbatch_size": plan.microbatch_size, "stages": encode(plan.stages), "replicas": list(plan.replicas),
+        "microbatch_size": plan.microbatch_size, "samples_per_s": _samples_per_s(plan), "stages": encode(plan.stages),
+        "replicas": list(plan.replicas),
         "predicted": predicted, "solver": encode(plan.solver),
     }
+
+
+def _samples_per_s(plan: Plan) -> float:
+    expected_us = plan.predicted.expected_us
+    return plan.microbatch_size * 1e6 / expected_us if expected_us > 0 else 0.0
 
 
 def show(out: Output, plan: Plan, sentence: str, why: str | None) -> None:
@@ -105,7 +111,8 @@ def _baselines(out: Output, plan: Plan) -> None:
         fits = "" if one.microbatch_us is None else known if one.fits else "too little"
         rows.append((one.name, time, _compared(one, plan), fits, one.note))
     if rows:
-        out.table("other ways on the same devices (predicted by the same cost model)",
+        waits = "" if _agrees(plan) else ", if nothing waits"
+        out.table(f"other ways on the same devices (predicted by the same cost model{waits})",
                   ("", "microbatch", "this plan is", "memory", ""), rows, text=(0, 3, 4))
 
 
@@ -127,7 +134,7 @@ def _time(out: Output, plan: Plan, why: str | None) -> None:
     def per_s(time_us: float) -> str:
         return f"{plan.microbatch_size * 1e6 / time_us if time_us > 0 else 0.0:.1f} samples/s"
 
-    if simulated_us is None or simulated_us <= closed_us * (1 + SIMULATED_APART):
+    if simulated_us is None or _agrees(plan):
         agrees = "" if simulated_us is None else "; its schedule, simulated, takes as long"
         out.text(f"predicted {format_duration_us(closed_us)} per microbatch, {per_s(closed_us)}{agrees}")
         return
@@ -136,12 +143,21 @@ def _time(out: Output, plan: Plan, why: str | None) -> None:
     out.text(f"predicted {format_duration_us(closed_us)} if nothing waited{more}{f': {why}' if why else ''}")
 
 
+def _agrees(plan: Plan) -> bool:
+    """Whether the simulated schedule takes as long as the closed form says; true where it was not simulated."""
+    closed_us, simulated_us = plan.predicted.microbatch_us, plan.predicted.simulated_us
+    return simulated_us is None or simulated_us <= closed_us * (1 + SIMULATED_APART)
+
+
 def _proof(plan: Plan) -> str:
     from planner.spec.units import format_duration_us
 
     solver, bound = plan.solver, format_duration_us(plan.solver.bound_us)
     if solver.status == "optimal":
-        proof = f"optimal: proven that no plan is predicted to be faster than {bound} (solver {solver.name})"
+        count = plan.batch_microbatches
+        batches = "an update after every microbatch" if count == 1 else f"batches of {count} microbatches"
+        waits = "" if _agrees(plan) else ", if nothing waits"
+        proof = f"optimal: proven that no plan with {batches} is predicted to be faster than {bound}{waits} (solver {solver.name})"
     else:
         proof = f"best found by {solver.name}: within {solver.gap:.1%} of the bound {bound}, not proven optimal"
     return proof + (f"; left out of the search: {solver.restricted}" if solver.restricted else "")

@@ -54,7 +54,7 @@ def run_sweep(context: click.Context, out: Output, profile: Profile, cluster: Cl
         raise BadInput(error.message, hint="choose another path with --plot", code=error.code) from error
     show(out, profile, cluster, varied, rows)
     message = f"wrote {plot}: predicted throughput of {sum(row.plan is not None for row in rows)} plans"
-    next_command = recommended(context, varied, rows)
+    next_command = recommended(context, varied, rows, profile)
     out.text(message)
     out.next(next_command)
     out.json(message, next_command, {"plot": plot, "sweep": varied.what, "rows": [facts(row) for row in rows]})
@@ -84,18 +84,23 @@ def show(out: Output, profile: Profile, cluster: Cluster, varied: Sweep, rows: l
     for reason in dict.fromkeys(reason for reason, _ in reasons):
         values = [value for why, value in reasons if why == reason]
         out.text(f"no plan for {values[0] if len(values) == 1 else f'{values[0]} .. {values[-1]}'}: {reason}")
-    if varied.what == "microbatch-size" and any(value != profile.microbatch_size for value in varied.values):
-        out.note(f"estimated: the profile was measured with {profile.microbatch_size} samples in a microbatch; "
-                 "times and activations of other sizes are taken in proportion")
+    if varied.what == "microbatch-size" and any(value not in profile.sizes for value in varied.values):
+        sizes = ", ".join(map(str, sorted(profile.sizes)))
+        how = "in proportion" if len(profile.sizes) == 1 else "on a straight line through those nearest"
+        out.note(f"estimated: the profile was measured with {sizes} samples in a microbatch; times and activations of other sizes are "
+                 f"taken {how}")
 
 
 def _times(other_us: float, own_us: float) -> str:
     return f"{other_us / own_us:.2f}" if 0 < other_us < float("inf") and own_us > 0 else ""
 
 
-def recommended(context: click.Context, varied: Sweep, rows: list[Row]) -> str:
+def recommended(context: click.Context, varied: Sweep, rows: list[Row], profile: Profile | None = None) -> str:
     """The command that writes a plan: for ``devices`` with the fewest that are about as fast as the best."""
     command = options.command_line(context)
+    if varied.what == "microbatch-size" and profile is not None:
+        value = max(rows, key=lambda row: row.samples_per_s or 0.0).value
+        return f"{command} --microbatch-size {value:g}" if value in profile.sizes else command
     if varied.what != "devices":
         return command
     best = max(row.samples_per_s or 0.0 for row in rows)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import itertools
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -109,7 +110,7 @@ def problem_of(chain: Chain, topology: Topology, options: PlanOptions) -> Proble
         tied = "" if most_stages == chain.layer_count else (
             f", as tied parameters or --together keep some of its {chain.layer_count} layers together")
         raise Infeasible(f"--stages {options.stages} is asked, but the model can be cut into at most {most_stages}{tied}",
-                         hint=f"give --stages a number from 1 to {most_stages}")
+                         hint=f"give --stages a number from 1 to {min(most_stages, devices)}")
     if options.stages is not None and options.stages > devices:
         raise Infeasible(f"--stages {options.stages} needs {options.stages} devices, but {devices} may be used",
                          hint=f"give --stages a number from 1 to {devices}, or a cluster with more devices")
@@ -132,9 +133,19 @@ def _pins(chain: Chain, options: PlanOptions, most_stages: int) -> tuple[Pin, ..
     if found and max(pins.values()) < _MOST_PINNED and not _possible(chain, found, options.stages):
         asked = " ".join(f"--pin {name}={stage}" for name, stage in options.pins)
         fixed = f" with {options.stages} stages" if options.stages is not None else ""
-        raise Infeasible(f"no plan keeps {asked}{fixed}", hint="plan without --pin, or pin layers in the order in which data flows through "
-                         "them, with at least one layer for each stage between")
+        why = _inseparable(chain, found) or (
+            "layers are pinned in the order in which data flows through them, with at least one layer for each stage between")
+        raise Infeasible(f"no plan keeps {asked}{fixed}", hint=f"plan without --pin for some of them: {why}")
     return found
+
+
+def _inseparable(chain: Chain, pins: tuple[Pin, ...]) -> str:
+    """Two pinned layers that no cut separates, in words; empty when there are none."""
+    for a, b in itertools.combinations(pins, 2):
+        if a.stage != b.stage and all(chain.has(state, a.layer) == chain.has(state, b.layer) for state in range(len(chain.states))):
+            return (f"{chain.names[a.layer]} and {chain.names[b.layer]} are always in one stage, since they, or layers around them, "
+                    "share a parameter or are kept --together")
+    return ""
 
 
 def _possible(chain: Chain, pins: tuple[Pin, ...], stages: int | None) -> bool:

@@ -14,23 +14,24 @@ from planner.hardware.topology import Topology
 from planner.infeasible import explain_infeasible
 from planner.model.graph import chain_of
 from planner.naming import assign_devices, in_order_of_use
-from planner.objective import best_for
+from planner.objective import Best, best_for
 from planner.options import PlanOptions, kept_together, option_name, problem_of, refuse_too_large
 from planner.published.pipedream2019.plan import make_plan_2019
 from planner.search.bound import longer_batches_us
 from planner.search.problem import Problem
-from planner.search.search import Found
+from planner.search.search import Found, search
 from planner.solver import solver_name
 from planner.spec.cluster import Cluster
-from planner.spec.errors import BadInput, Infeasible
+from planner.spec.errors import BadInput, Infeasible, TooSlow
 from planner.spec.files import digest
-from planner.spec.plan import LinkPrediction, Plan, Policy, Prediction, SolverReport, StagePlan, StagePrediction
+from planner.spec.plan import Baseline, LinkPrediction, Plan, Policy, Prediction, SolverReport, StagePlan, StagePrediction
 from planner.spec.profile import Profile
 from planner.spec.units import format_duration_us
 
 __all__ = ["make_plan"]
 
 AUTO: tuple[Policy, ...] = ("flush", "2bw", "stash")  # the least stale first; others are never faster than one of them, nor smaller
+_TIGHTER = 4  # attempts to find a plan whose simulated schedule is fast enough
 _AFTERWARDS = 0.1  # of the time: for what is done with the plan that the search found
 CLOSE = 1.01  # times nearer than this are as good: then the less stale policy is better
 
@@ -45,8 +46,8 @@ def make_plan(profile: Profile, cluster: Cluster, options: PlanOptions, *, comma
     refuse_too_large(cluster, options)
     if options.cost_model == "pipedream-2019":
         return _plan_2019(profile, cluster, options, command)
-    chosen: Plan | None = None
-    refused: Infeasible | _NoPlanError | None = None
+    plans: list[Plan] = []
+    refused: list[Infeasible | _NoPlanError] = []
     start = time.monotonic()
     policies = AUTO if options.policy == "auto" else (options.policy,)
     ways = list(itertools.product(policies, _sizes(profile, options)))
@@ -58,15 +59,40 @@ def make_plan(profile: Profile, cluster: Cluster, options: PlanOptions, *, comma
             if policy == "2bw" and options.batch_microbatches is None and _waits(plan):  # too short a batch to go deeper
                 longer = _plan(profile, size, cluster, replace(asked, batch_microbatches=2 * plan.batch_microbatches), command, deadline)
                 plan = longer if _sample_us(longer) * CLOSE < _sample_us(plan) else plan
+            plans.append(plan)
         except (Infeasible, _NoPlanError) as error:
-            refused = refused or error
-            continue
-        if chosen is None or _sample_us(plan) * (1 if plan.policy == chosen.policy else CLOSE) < _sample_us(chosen):
-            chosen = plan
-    if chosen is not None:
-        return chosen
-    assert refused is not None
-    raise explain_infeasible(refused.problem, refused.profile, refused.options) if isinstance(refused, _NoPlanError) else refused
+            refused.append(error)
+    if plans:
+        return _best_of(plans, options)
+    worst = max(refused, key=lambda error: error.reached if isinstance(error, TooSlow) else 0.0)  # the first, or the nearest to enough
+    raise explain_infeasible(worst.problem, worst.profile, worst.options) if isinstance(worst, _NoPlanError) else worst
+
+
+def _best_of(plans: list[Plan], options: PlanOptions) -> Plan:
+    """By the objective, then by time per sample; a staler policy must be clearly better. The others are told as baselines."""
+    best = plans[0]
+    for plan in plans[1:]:
+        ours, theirs = _need(plan, options), _need(best, options)
+        faster = _sample_us(plan) * (1 if plan.policy == best.policy else CLOSE) < _sample_us(best)
+        if ours < theirs or (ours == theirs and faster):
+            best = plan
+    others = tuple(
+        Baseline(_way(plan, best), _sample_us(plan) * best.microbatch_size, True,
+                 f"{plan.worker_count} workers, an update after every {plan.batch_microbatches * plan.microbatch_size} samples")
+        for plan in plans if plan is not best)
+    return replace(best, predicted=replace(best.predicted, baselines=best.predicted.baselines + others))
+
+
+def _need(plan: Plan, options: PlanOptions) -> int:
+    """What is to be least before time counts."""
+    if options.objective == "devices":
+        return plan.worker_count
+    return max(stage.memory.total_bytes for stage in plan.predicted.stages) if options.objective == "memory" else 0
+
+
+def _way(plan: Plan, best: Plan) -> str:
+    parts = [f"policy {plan.policy}"] if plan.policy != best.policy else []
+    return ", ".join([*parts, *([f"microbatches of {plan.microbatch_size}"] if plan.microbatch_size != best.microbatch_size else [])])
 
 
 class _NoPlanError(Exception):
@@ -104,10 +130,37 @@ def _plan(whole: Profile, microbatch_size: int, cluster: Cluster, options: PlanO
     problem = problem_of(chain, topology, options)
     least_us = math.inf if options.samples_per_s is None else profile.microbatch_size * 1e6 / options.samples_per_s
     searching = None if deadline is None else deadline - _AFTERWARDS * max(deadline - time.monotonic(), 0.0)
+    within_us = least_us
+    for _ in range(_TIGHTER):
+        plan, sure = _planned(whole, profile, problem, cluster, options, command, within_us, searching, deadline)
+        found_us = _sample_us(plan) * microbatch_size
+        if found_us <= least_us * (1 + 1e-9):
+            return plan
+        if plan.predicted.microbatch_us > within_us or options.objective == "throughput":
+            break  # there is none faster
+        within_us = least_us * plan.predicted.microbatch_us / found_us * 0.999  # its schedule takes longer: ask for more
+    raise _too_slow(plan, least_us, sure)
+
+
+def _too_slow(plan: Plan, least_us: float, sure: bool) -> TooSlow:
+    reached, asked = 1e6 / _sample_us(plan), plan.microbatch_size * 1e6 / least_us
+    error = TooSlow(
+        f"--min-samples-per-s asks for {asked:.6g} samples per second, the fastest plan{'' if sure else ' found'} is predicted to reach "
+        f"{reached:.6g}, with policy {plan.policy}, microbatches of {plan.microbatch_size} and an update after every "
+        f"{plan.batch_microbatches}", hint=f"ask for --min-samples-per-s {math.floor(reached * 1000) / 1000:g}, allow longer batches "
+        f"(--batch-microbatches), or give a larger cluster{'' if sure else ' or a longer --time-limit'}")
+    error.reached = reached
+    return error
+
+
+def _planned(whole: Profile, profile: Profile, problem: Problem, cluster: Cluster, options: PlanOptions, command: str, least_us: float,
+             searching: float | None, deadline: float | None) -> tuple[Plan, bool]:
+    """The best plan, and whether it is proven that none of those that were to be faster or smaller is there."""
     answer = best_for(options.objective, problem, least_us, searching)
     if answer is None:
         raise _NoPlanError(problem, profile, options)
-    within, found, sure = answer
+    within, found, sure = _with_its_batch(answer, searching)
+    chain, topology = problem.chain, problem.topology
     found = replace(found, stages=in_order_of_use(problem, found.stages, found.batch_microbatches))
     result = evaluate(chain, topology, problem.policy, found.stages, found.batch_microbatches)
     devices = assign_devices(topology, found.stages)
@@ -133,7 +186,20 @@ def _plan(whole: Profile, microbatch_size: int, cluster: Cluster, options: PlanO
     def evaluated(in_flight: tuple[int, ...]) -> Evaluation:
         return evaluate(chain, within.topology, problem.policy, found.stages, found.batch_microbatches, in_flight)
 
-    return with_depth(plan, whole, evaluated, options.extra_in_flight, deadline)
+    return with_depth(plan, whole, evaluated, options.extra_in_flight, deadline), sure
+
+
+def _with_its_batch(best: Best, deadline: float | None) -> Best:
+    """The fastest plan with batches as long as this one's: replica counts that would do with shorter ones may be faster then."""
+    problem, found, sure = best
+    if problem.batch_microbatches is not None or found.batch_microbatches == 1:
+        return best
+    fixed = replace(problem, batch_microbatches=found.batch_microbatches)
+    try:
+        other = search(fixed, deadline=deadline)
+    except Infeasible:  # the time was up
+        return best
+    return Best(fixed, other, sure) if other is not None and other.microbatch_us < found.microbatch_us * (1 - 1e-6) else best
 
 
 def _plan_2019(profile: Profile, cluster: Cluster, options: PlanOptions, command: str) -> Plan:
@@ -202,9 +268,10 @@ def _report(problem: Problem, found: Found, options: PlanOptions, deadline: floa
     if options.objective != "throughput":
         more, less = ("more devices", "fewer") if options.objective == "devices" else ("more memory per device", "less")
         restricted.append(f"plans that need {more} (--objective){'' if sure else f'; whether {less} would do was not settled in time'}")
-    longer_us = longer_batches_us(problem, found.microbatch_us * 0.99, 0.005, deadline)
+    free = replace(problem, batch_microbatches=options.batch_microbatches)
+    longer_us = longer_batches_us(free, found.microbatch_us * 0.99, 0.005, deadline, found.batch_microbatches)
     if longer_us is not None:
-        restricted.append(f"batches of more than {problem.max_devices} microbatches (--batch-microbatches): at best "
-                          f"{format_duration_us(longer_us)} per microbatch")
+        restricted.append(f"batches of more than {found.batch_microbatches} microbatches (--batch-microbatches), which might reach "
+                          f"{format_duration_us(longer_us)} per microbatch and no less")
     return SolverReport(solver_name(), "optimal" if optimal else "feasible", found.microbatch_us if optimal else bound_us,
                         0.0 if optimal else gap, "; ".join(restricted))

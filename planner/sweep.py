@@ -122,10 +122,14 @@ def sweep(profile: Profile, cluster: Cluster, options: PlanOptions, wanted: Swee
     Raises:
         BadInput: an option that no plan can have.
     """
-    rows = []
+    rows: list[Row] = []
     for done, value in enumerate(wanted.values):
         progress(done)
-        rows.append(_row(profile, cluster, options, wanted, value, command))
+        row = _row(profile, cluster, options, wanted, value, command)
+        fewer = rows[-1] if wanted.what == "devices" and rows and row.plan is not None else None
+        if fewer is not None and (row.samples_per_s or 0.0) < (fewer.samples_per_s or 0.0):
+            row = dataclasses.replace(fewer, value=value)  # more may be used, and need not be
+        rows.append(row)
     progress(len(wanted.values))
     return rows
 

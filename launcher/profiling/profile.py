@@ -76,8 +76,8 @@ def profile_job(reference: JobReference, *, microbatch_sizes: Sequence[int] = ()
 
 def _of_size(report: OnProgress, job: Job, sizes: int) -> OnProgress:
     """Say which microbatch size it is about, where there are several."""
-    suffix = f", microbatches of {job.microbatch_size}" if sizes > 1 else ""
-    return lambda what, done, total: report(what + suffix, done, total)
+    prefix = f"microbatches of {job.microbatch_size}: " if sizes > 1 else ""
+    return lambda what, done, total: report(prefix + what, done, total)
 
 
 def _with_size(job: Job, microbatch_size: int) -> Job:

@@ -232,15 +232,15 @@ class _Chosen:
 
 
 def longer_batches_us(problem: Problem, ceiling_us: float = math.inf, tolerance: float = 1e-9,
-                      deadline: float | None = None) -> float | None:
-    """What plans could reach if their replica counts' least common multiple were not kept to the number of devices.
+                      deadline: float | None = None, than: int = 0) -> float | None:
+    """What plans could reach with batches longer than the least common multiple of their replica counts, or than the number of devices.
 
     A lower bound, from the largest multiple that counts adding up to the devices can have, and lower by at most
-    ``tolerance``. None when the batch is given, no multiple is longer, or nothing is below ``ceiling_us``.
+    ``tolerance``. None when the batch is given, that multiple is not longer than ``than``, or nothing is below ``ceiling_us``.
     """
     most = problem.max_devices
-    longest = _longest_multiple(most)
-    if problem.batch_microbatches is not None or problem.policy in ("2bw", "flush") or problem.equal_replicas or longest <= most:
+    longest = max(_longest_multiple(most), most)
+    if problem.batch_microbatches is not None or problem.policy in ("2bw", "flush") or problem.equal_replicas or longest <= than:
         return None
     scenario = Scenario(longest, math.lcm(*range(1, most + 1)), False, 1, most)
     sites = best_sites(problem.topology, min(problem.max_replicas, most))

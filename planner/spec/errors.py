@@ -14,6 +14,7 @@ __all__ = [
     "InvalidValue",
     "Mismatch",
     "PipedreamError",
+    "TooSlow",
     "WorkerFailure",
     "shown",
     "told",
@@ -83,6 +84,13 @@ class Infeasible(PipedreamError):
     """No plan satisfies the limits. ``code`` names the limit that binds."""
 
     code = "infeasible"
+
+
+class TooSlow(Infeasible):
+    """The fastest plan does not reach the throughput that was asked for; ``reached`` is what it does, in samples per second."""
+
+    code = "too_slow"
+    reached = 0.0
 
 
 class Mismatch(PipedreamError):

@@ -53,15 +53,21 @@ def read_document(cls: type[D], path: str | os.PathLike[str]) -> D:
     return parse_document(cls, text, source=str(path))
 
 
+_MADE_WITH = {"pipedream-profile": "this is a profile: pipedream plan {}", "pipedream-plan": "this is a plan: pipedream train {}"}
+
+
 def parse_document(cls: type[D], text: str, *, source: str) -> D:
     """Like :func:`read_document`, for text already read from ``source``."""
     try:
         data = json.loads(text, object_pairs_hook=_unique_keys, parse_constant=_no_constant, parse_int=_whole_number)
     except (ValueError, RecursionError, InvalidValue) as error:
-        raise InvalidFile(f"{source} is not JSON: {error}", hint="write the file again with the command that makes it") from error
+        job = source.endswith(".py")
+        raise InvalidFile(f"{source} is not JSON{' but a job' if job else ''}: {error}",
+                          hint=f"pipedream profile {source}" if job else "write the file again with the command that makes it") from error
     if not isinstance(data, dict) or data.get("format") != cls.FORMAT:
         found = data.get("format") if isinstance(data, dict) else type(data).__name__
-        raise InvalidFile(f"{source} has format {found!r}, not {cls.FORMAT!r}", hint=f"give a {cls.FORMAT} file here")
+        raise InvalidFile(f"{source} has format {found!r}, not {cls.FORMAT!r}",
+                          hint=_MADE_WITH.get(str(found), f"give a {cls.FORMAT} file here").format(source))
     version = data.get("version")
     if not isinstance(version, int) or isinstance(version, bool) or version < 1:
         raise InvalidFile(f"{source}: version {version!r} is not a whole number from 1", hint="write the file again")

@@ -13,7 +13,7 @@ from planner.simulation.depth import with_in_flight
 from planner.simulation.simulate import steady_microbatch_us
 from planner.solve import make_plan
 from planner.spec.cluster import Cluster
-from planner.spec.errors import BadInput, Infeasible
+from planner.spec.errors import BadInput, Infeasible, TooSlow
 from planner.spec.files import digest
 from planner.spec.plan import Plan
 from planner.spec.profile import AtSize, Profile, Tensor
@@ -229,3 +229,51 @@ def test_an_objective_that_runs_out_of_time_says_so(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("planner.objective.search", late)
     plan = plan_for(blocks(), flat(8), objective="devices")
     assert plan.worker_count == 8 and "whether fewer would do was not settled in time" in plan.solver.restricted
+
+
+def test_no_other_way_with_the_same_batch_is_faster() -> None:
+    """Updates of 100 us a layer. With the least batches data parallelism is faster, 300 + 200 / 2 us with two microbatches,
+    than a pipeline, 320 + 100 us with one. But with two microbatches as well that takes 320 + 100 / 2 us.
+    """
+    model = profile([layer("a", forward_us=280.0, update_us=100.0), layer("b", forward_us=320.0, update_us=100.0)],
+                    [Tensor("x", 0, (1,), 1, 1)])
+    plan = plan_for(model, flat(2))
+    assert (plan.batch_microbatches, plan.replicas, plan.predicted.microbatch_us) == (2, (1, 1), 370)
+    assert all(other.microbatch_us is None or other.microbatch_us >= plan.predicted.microbatch_us * (1 - 1e-9)
+               for other in plan.predicted.baselines if "rare" not in other.name)
+    alone = plan_for(model, flat(2), batch_microbatches=2)
+    assert alone.predicted.microbatch_us == plan.predicted.microbatch_us
+
+
+def test_what_a_plan_must_reach_is_held_against_its_schedule() -> None:
+    """Transfers make the schedule slower than the closed form where depth is fixed: the throughput asked for is the schedule's."""
+    model = blocks(4, sent_bytes=150_000)
+    cluster = flat(4, bandwidth=1e9)
+    shallow = plan_for(model, cluster, stages=4, max_replicas=1, extra_in_flight=0)
+    assert shallow.predicted.simulated_us is not None and shallow.predicted.simulated_us > 330
+    with pytest.raises(TooSlow, match="--min-samples-per-s") as caught:
+        plan_for(model, cluster, stages=4, max_replicas=1, extra_in_flight=0, samples_per_s=8e6 / 310)
+    assert caught.value.reached == pytest.approx(8e6 / shallow.predicted.simulated_us)
+    for objective in ("devices", "memory"):
+        plan = plan_for(model, cluster, max_replicas=1, objective=objective, samples_per_s=8e6 / 650)
+        assert (plan.predicted.simulated_us or 0) <= 650
+
+
+def test_the_objective_counts_before_time_over_several_sizes() -> None:
+    """Microbatches of 16 use a device better, but four devices are needed for the throughput; of 8, three do."""
+    model = at_sizes(16, 8, fixed_us=0.0)
+    plan = plan_for(model, flat(4), objective="memory", recompute="never", stages=2)
+    assert plan.microbatch_size == 8
+    assert [other.name for other in plan.predicted.baselines][-1] == "microbatches of 16"
+
+
+def test_auto_says_what_the_others_would_take() -> None:
+    plan = plan_for(blocks(), flat(2), policy="auto", stages=2)
+    names = [other.name for other in plan.predicted.baselines]
+    assert names[-2:] == ["policy flush", "policy stash"] and plan.policy == "2bw"
+
+
+def test_layers_that_no_cut_separates_cannot_be_pinned_apart() -> None:
+    with pytest.raises(Infeasible) as caught:
+        plan_for(blocks(), flat(4), together=(("block1", "block5"),), pins=(("block1", 0), ("block5", 1)))
+    assert "block1 and block5 are always in one stage" in caught.value.hint
