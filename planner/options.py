@@ -23,6 +23,7 @@ __all__ = ["CostModel", "Objective", "PlanOptions", "kept_together", "layer_inde
 MOST_DEVICES = 16_384  # with more, going through the batches that they could share takes minutes
 MOST_SERVERS = 4_096
 
+_OPTIONS = {"pins": "--pin", "samples_per_s": "--min-samples-per-s", "time_limit_s": "--time-limit"}  # whose names differ
 _MOST_PINNED = 200  # beyond this stage number pins are not looked at beforehand
 
 CostModel = Literal["measured", "pipedream-2019"]
@@ -102,7 +103,7 @@ def problem_of(chain: Chain, topology: Topology, options: PlanOptions) -> Proble
             raise BadInput(f"{option_name(name)} {value} is below 1", hint=f"give {option_name(name)} a whole number from 1")
     for name, limit in (("time_limit_s", options.time_limit_s), ("samples_per_s", options.samples_per_s)):
         if limit is not None and not limit > 0:
-            title = option_name(name.removesuffix("_s") if name == "time_limit_s" else "min_samples_per_s")
+            title = option_name(name)
             raise BadInput(f"{title} {limit:g} is not above zero", hint=f"give {title} a number above zero")
     devices = topology.device_count if options.devices is None else min(options.devices, topology.device_count)
     most_stages = chain.most_stages
@@ -124,8 +125,8 @@ def _pins(chain: Chain, options: PlanOptions, most_stages: int) -> tuple[Pin, ..
     pins: dict[int, int] = {}
     for name, stage in options.pins:
         if not 0 <= stage < stages:
-            raise BadInput(f"--pin {name}={stage}: there is no stage {stage}, a plan here has at most {stages} stages, from 0",
-                           hint=f"give --pin a stage from 0 to {stages - 1}")
+            raise Infeasible(f"--pin {name}={stage}: there is no stage {stage}, a plan here has at most {stages} stages, from 0",
+                             hint=f"give --pin a stage from 0 to {stages - 1}")
         layer = layer_index(list(chain.names), name, "--pin")
         if pins.setdefault(layer, stage) != stage:
             raise BadInput(f"--pin wants layer {name} in stage {pins[layer]} and in stage {stage}", hint="give one of them")
@@ -175,4 +176,4 @@ def layer_index(names: list[str], name: str, option: str) -> int:
 
 def option_name(name: str) -> str:
     """The option of a field of :class:`PlanOptions`."""
-    return "--" + name.replace("_", "-")
+    return _OPTIONS.get(name, "--" + name.replace("_", "-"))

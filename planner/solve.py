@@ -17,12 +17,12 @@ from planner.naming import assign_devices, in_order_of_use
 from planner.objective import Best, best_for
 from planner.options import PlanOptions, kept_together, option_name, problem_of, refuse_too_large
 from planner.published.pipedream2019.plan import make_plan_2019
-from planner.search.bound import longer_batches_us
+from planner.search.bound import longer_batches_us, may_be_below
 from planner.search.problem import Problem
 from planner.search.search import Found, search
 from planner.solver import solver_name
 from planner.spec.cluster import Cluster
-from planner.spec.errors import BadInput, Infeasible, TooSlow
+from planner.spec.errors import BadInput, Infeasible, PolicyRefuses, TooSlow
 from planner.spec.files import digest
 from planner.spec.plan import Baseline, LinkPrediction, Plan, Policy, Prediction, SolverReport, StagePlan, StagePrediction
 from planner.spec.profile import Profile
@@ -62,6 +62,10 @@ def make_plan(profile: Profile, cluster: Cluster, options: PlanOptions, *, comma
             plans.append(plan)
         except (Infeasible, _NoPlanError) as error:
             refused.append(error)
+        except PolicyRefuses as error:
+            if options.policy != "auto":
+                raise
+            refused.append(Infeasible(error.message, hint=error.hint, code=error.code))
     if plans:
         return _best_of(plans, options)
     worst = max(refused, key=lambda error: error.reached if isinstance(error, TooSlow) else 0.0)  # the first, or the nearest to enough
@@ -195,6 +199,8 @@ def _with_its_batch(best: Best, deadline: float | None) -> Best:
     if problem.batch_microbatches is not None or found.batch_microbatches == 1:
         return best
     fixed = replace(problem, batch_microbatches=found.batch_microbatches)
+    if not may_be_below(fixed, found.microbatch_us * (1 - 1e-6), deadline):
+        return best
     try:
         other = search(fixed, deadline=deadline)
     except Infeasible:  # the time was up
@@ -207,7 +213,8 @@ def _plan_2019(profile: Profile, cluster: Cluster, options: PlanOptions, command
                         cost_model=options.cost_model)
     for name, default in vars(plain).items():
         if (value := getattr(options, name)) != default:
-            raise BadInput(f"{option_name(name)} {value} is asked, which the cost model pipedream-2019 does not know",
+            asked = f"{option_name(name)} {value}" if isinstance(value, int | float | str) and value is not True else option_name(name)
+            raise BadInput(f"{asked} is asked, which the cost model pipedream-2019 does not know",
                            hint=f"leave {option_name(name)} out, or plan with --cost-model measured")
     if options.policy == "auto":
         raise BadInput("--policy auto is asked, but to the cost model pipedream-2019 all policies cost the same",

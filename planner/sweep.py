@@ -122,6 +122,8 @@ def sweep(profile: Profile, cluster: Cluster, options: PlanOptions, wanted: Swee
     Raises:
         BadInput: an option that no plan can have.
     """
+    if wanted.what == "microbatch-size" and options.microbatch_size is not None:
+        raise BadInput(f"--sweep microbatch-size varies what --microbatch-size {options.microbatch_size} fixes", hint="give one of them")
     rows: list[Row] = []
     for done, value in enumerate(wanted.values):
         progress(done)

@@ -19,10 +19,10 @@ import numpy.typing as npt
 from planner.hardware.topology import Site, Topology
 from planner.search.columns import Candidate, CandidateTable
 from planner.search.loose import Loose
-from planner.search.problem import Problem, Scenario, prime_powers
+from planner.search.problem import Problem, Scenario, prime_powers, scenarios
 from planner.search.stage_arrays import stage_arrays
 
-__all__ = ["Bound", "best_sites", "longer_batches_us"]
+__all__ = ["Bound", "best_sites", "longer_batches_us", "may_be_below"]
 
 Ints = npt.NDArray[np.int64]
 NEVER = 1 << 50  # weight of what cannot be reached
@@ -229,6 +229,12 @@ class _Chosen:
         """One by one."""
         columns = (array.tolist() for array in (self.cost_us, self.first, self.last, self.replicas, self.max_after, self.recompute))
         return [Candidate(cost, first, last, (), r, limit, again) for cost, first, last, r, limit, again in zip(*columns, strict=True)]
+
+
+def may_be_below(problem: Problem, time_us: float, deadline: float | None = None) -> bool:
+    """False where no plan of the problem can be faster than that."""
+    sites = best_sites(problem.topology, min(problem.max_replicas, problem.max_devices))
+    return Loose(problem, scenarios(problem), sites, None, deadline).lowest_us(time_us, 1e-4) is not None
 
 
 def longer_batches_us(problem: Problem, ceiling_us: float = math.inf, tolerance: float = 1e-9,

@@ -32,7 +32,10 @@ Path = list[tuple[int, int, int, bool]]  # stages: first, last, replicas, whethe
 
 
 def first_plans(problem: Problem) -> Iterator[tuple[Stage, ...]]:
-    """The fastest device alone, data parallelism on ever fewer devices, and as equal stages as consecutive states allow."""
+    """The fastest device alone, data parallelism on ever fewer devices, and as equal stages as consecutive states allow.
+
+    Stages in numbers ever halved, of one replica each and on all devices: fewer stages have less in flight.
+    """
     places, capacities, end = problem.topology.places, problem.topology.capacities, problem.chain.end
     fastest = max(range(len(places)), key=lambda p: (places[p].device_type.speed, -p))
     alone = tuple(int(p == fastest) for p in range(len(places)))
@@ -43,8 +46,11 @@ def first_plans(problem: Problem) -> Iterator[tuple[Stage, ...]]:
     while devices > 1:
         paths.append([(0, end, devices, again)])
         devices //= 2
-    for count in [problem.stages] if problem.stages else sorted({problem.max_devices, -(-problem.max_devices // 2)}):
-        paths.append([(first, last, 1, again) for first, last in _equal_split(problem, count)])
+    halved = [problem.max_devices >> bit for bit in range(problem.max_devices.bit_length() - 1)]
+    for count in [problem.stages] if problem.stages else sorted({-(-problem.max_devices // 2), *halved}):
+        cuts = _equal_split(problem, count)
+        for r in sorted({1, min(problem.max_devices // max(len(cuts), 1), problem.max_replicas)}):
+            paths.append([(first, last, r, again) for first, last in cuts])
     for stages in ((Stage(0, end, alone, again),), *(_laid(path, order, len(places)) for path in paths)):
         if stages and allowed(problem, stages):
             yield stages

@@ -51,6 +51,7 @@ class _Way(NamedTuple):
     once_us: Floats  # once a batch, but for the all-reduce
     left_bytes: Any  # for weight versions and activations; None where memory is unlimited
     each_bytes: Any  # for each microbatch in flight
+    again: bool  # recomputing, where the way before it is the same without
 
 
 class _Range(NamedTuple):
@@ -121,7 +122,8 @@ class Loose:
                     fixed, saved, received = stages.parts_bytes()
                     left = site.memory_bytes - fixed - (saved if recompute else 0)
                     each = received if recompute else received + saved
-                ways.append(_Way(site, self._prices[site.speed], run[0].replicas, run[-1].replicas, compute_us, once_us, left, each))
+                again = recompute and len(problem.recompute_choices) > 1
+                ways.append(_Way(site, self._prices[site.speed], run[0].replicas, run[-1].replicas, compute_us, once_us, left, each, again))
         return ways
 
     def _range(self, way: _Way, time_us: float) -> _Range:
@@ -168,16 +170,38 @@ class Loose:
                 continue
             after = reached[self._last[part]]
             if self._limited:
-                needed = self._with_memory(self._ways[0], ranges[0], after, part)
-                for way, one in zip(self._ways[1:], ranges[1:], strict=True):
-                    needed = np.minimum(needed, self._with_memory(way, one, after, part))
-                prices[part] = needed
+                prices[part] = self._needed(ranges, after, part)
             least = int((prices[part] + after).min())
             if least <= self._budget - self._before[cut]:
                 reached[cut] = least
         return reached
 
-    def _with_memory(self, way: _Way, fast: _Range, after: Ints, part: slice) -> Ints:
+    def _needed(self, ranges: list[_Range], after: Ints, part: slice) -> Ints:
+        """The least price of stages when so much follows, over all ways; recomputing is looked at where memory binds without it."""
+        devices = np.minimum(-(-after // self._dearest), self.max_devices)  # at least so many follow
+        needed = np.full(len(after), NEVER, dtype=np.int64)
+        everything = np.arange(part.start, part.stop)
+        binding = everything[:0]  # stages of the way before that memory makes dearer
+        for way, one in zip(self._ways, ranges, strict=True):
+            rows = binding if way.again else everything
+            if len(rows) == 0:
+                continue
+            count, here = one.least[rows], rows - part.start
+            found = count * way.price
+            if way.left_bytes is not None:
+                binding = rows[~self._holds(way, count, devices[here], rows) & (count < NEVER)]
+                if len(binding):
+                    found[np.searchsorted(rows, binding)] = self._with_memory(way, one, after[binding - part.start], binding)
+            needed[here] = np.minimum(needed[here], found)
+        return needed
+
+    def _holds(self, way: _Way, count: Ints, devices: Ints, rows: Ints) -> npt.NDArray[np.bool_]:
+        """Whether so many replicas hold what is in flight before so many devices."""
+        room = way.left_bytes[rows] - self._stages.parameters[rows] * self._versions(devices)
+        held: npt.NDArray[np.bool_] = room >= way.each_bytes[rows] * (-(-devices // count) + 1)
+        return held
+
+    def _with_memory(self, way: _Way, fast: _Range, after: Ints, part: Ints | slice) -> Ints:
         """The price of stages when so much follows: memory may need more replicas than time does."""
         count = fast.least[part]
         if way.left_bytes is None:

@@ -83,6 +83,11 @@ def simulate(plan: Plan, profile: Profile | None = None, batches: int | None = N
         raise BadInput(f"--batches {batches} is below 1", hint="give --batches a whole number from 1")
     pipeline = pipeline_of(plan, enough_batches(pipeline_of(plan, 1)) if batches is None else batches)
     count = _operations(pipeline)
+    POLICIES[plan.policy].check(pipeline)
+    if _operations(pipeline_of(plan, 1)) > MOST_OPERATIONS:
+        raise BadInput(f"one batch of {plan.batch_microbatches} microbatches makes {_operations(pipeline_of(plan, 1))} operations on "
+                       f"{len(pipeline.replicas)} stages, the limit is {MOST_OPERATIONS}",
+                       hint="simulate a plan with shorter batches: the schedule within a batch repeats itself")
     if count > MOST_OPERATIONS:
         raise BadInput(f"--batches {pipeline.batches} of {pipeline.batch_microbatches} microbatches make {count} operations on "
                        f"{len(pipeline.replicas)} stages, the limit is {MOST_OPERATIONS}",

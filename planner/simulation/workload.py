@@ -55,6 +55,10 @@ def workload_of(plan: Plan, profile: Profile | None = None) -> Workload:
         )
     if profile is not None:
         profile = profile.at(plan.microbatch_size)
+        planned, known = {name for stage in plan.stages for name in stage.layers}, {layer.name for layer in profile.layers}
+        if planned != known:
+            raise Mismatch(f"the plan's stages have {len(planned)} layers, the profile {len(known)}: {min(planned ^ known)!r} is only in "
+                           "one of them", hint="plan again: the plan was changed by hand")
     if profile is None:
         shares = [1 / 3] * len(plan.stages)
         sent = [(size, size) for size in _cut_bytes_of_loads(plan)]

@@ -14,6 +14,7 @@ __all__ = [
     "InvalidValue",
     "Mismatch",
     "PipedreamError",
+    "PolicyRefuses",
     "TooSlow",
     "WorkerFailure",
     "shown",
@@ -66,6 +67,12 @@ class BadInput(PipedreamError):
     """The user's input cannot be used: an option, a job, a model that cannot be captured."""
 
     code = "bad_input"
+
+
+class PolicyRefuses(BadInput):
+    """A weight policy cannot run on such a pipeline."""
+
+    code = "batch"
 
 
 class InvalidValue(BadInput):

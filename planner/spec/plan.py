@@ -97,6 +97,11 @@ class Prediction:
     links: tuple[LinkPrediction, ...]  # loaded links only
     baselines: tuple[Baseline, ...]
 
+    def __post_init__(self) -> None:
+        for field in ("microbatch_us", "simulated_us"):
+            value = getattr(self, field)
+            require(value is None or value >= 0, f"{field} {value} is below 0")
+
     @property
     def expected_us(self) -> float:
         """The time to expect per microbatch: simulated where it is known and longer, else the closed form's."""

@@ -13,7 +13,7 @@ from planner.simulation.depth import with_in_flight
 from planner.simulation.simulate import steady_microbatch_us
 from planner.solve import make_plan
 from planner.spec.cluster import Cluster
-from planner.spec.errors import BadInput, Infeasible, TooSlow
+from planner.spec.errors import BadInput, Infeasible, PolicyRefuses, TooSlow
 from planner.spec.files import digest
 from planner.spec.plan import Plan
 from planner.spec.profile import AtSize, Profile, Tensor
@@ -277,3 +277,19 @@ def test_layers_that_no_cut_separates_cannot_be_pinned_apart() -> None:
     with pytest.raises(Infeasible) as caught:
         plan_for(blocks(), flat(4), together=(("block1", "block5"),), pins=(("block1", 0), ("block5", 1)))
     assert "block1 and block5 are always in one stage" in caught.value.hint
+
+
+def test_auto_goes_without_a_policy_that_refuses() -> None:
+    """So deep 2bw would need longer batches than these; the others do not."""
+    options = {"stages": 2, "batch_microbatches": 2, "extra_in_flight": 5}
+    with pytest.raises(PolicyRefuses, match="2bw"):
+        plan_for(blocks(), flat(2), policy="2bw", **options)
+    assert plan_for(blocks(), flat(2), policy="auto", **options).policy != "2bw"
+
+
+@pytest.mark.parametrize("seconds", [0.001, 0.05])
+def test_an_easy_plan_is_found_in_no_time(seconds: float) -> None:
+    """Data parallelism and one device are too small, and so are as many stages as devices; some hybrid of both fits."""
+    model = blocks(32, saved_bytes=10_000, parameter_bytes=10_000)
+    plan = plan_for(model, two_level(4, 8, intra=1e10, inter=1e9, memory_bytes=800_000), recompute="never", time_limit_s=seconds)
+    assert peak_bytes(plan) <= 800_000

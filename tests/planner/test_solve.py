@@ -117,7 +117,7 @@ def test_infeasible_memory_names_what_binds_and_its_hint_helps(options: PlanOpti
     (PlanOptions(max_replicas=-1), BadInput, "--max-replicas -1"),
     (PlanOptions(time_limit_s=0.0), BadInput, "--time-limit"),
     (PlanOptions(pins=(("block9", 0),)), BadInput, "block9"),
-    (PlanOptions(pins=(("block1", 4),)), BadInput, "block1=4"),
+    (PlanOptions(pins=(("block1", 4),)), Infeasible, "block1=4"),
     (PlanOptions(pins=(("block1", 0), ("block1", 1))), BadInput, "stage 0 and in stage 1"),
     (PlanOptions(pins=(("block1", 2), ("block2", 0))), Infeasible, "--pin"),
     (PlanOptions(together=(("block0", "what"),)), BadInput, "what"),

@@ -20,6 +20,12 @@ def model() -> Profile:
     return profile(layers, [Tensor(f"t{i}", i, (i + 1,), 10**4, 10**4) for i in range(5)])
 
 
+def test_what_is_swept_is_not_fixed_too() -> None:
+    with pytest.raises(BadInput, match="varies what --microbatch-size 4 fixes"):
+        sweep(profile([layer("a", forward_us=1.0)]), flat(2), PlanOptions(microbatch_size=4), parse_sweep("microbatch-size=1..4"),
+              command="c")
+
+
 def test_every_row_is_the_plan_of_its_value() -> None:
     cluster, done = two_level(2, 3, intra=1e9, inter=1e8), []
     rows = sweep(model(), cluster, PlanOptions(), parse_sweep("devices=1..7"), command="c", progress=done.append)

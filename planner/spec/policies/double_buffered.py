@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 
-from planner.spec.errors import BadInput
+from planner.spec.errors import PolicyRefuses
 from planner.spec.policies.base import VersionRule, WeightPolicy
 from planner.spec.schedule import Pipeline
 
@@ -47,5 +47,5 @@ class DoubleBuffered(WeightPolicy):
         else:
             stage = ahead.index(least)
             reason = f"stage {stage} begins a microbatch with {least} others in flight"
-        raise BadInput(f"policy 2bw holds two versions only, and {reason}: batches of {batch} microbatches are too short",
-                       hint=f"plan with batches of {longer} or more: --batch-microbatches {longer}", code="batch")
+        raise PolicyRefuses(f"policy 2bw holds two versions only, and {reason}: batches of {batch} microbatches are too short",
+                       hint=f"plan with batches of {longer} or more: --batch-microbatches {longer}")
