@@ -53,7 +53,8 @@ def run_sweep(context: click.Context, out: Output, profile: Profile, cluster: Cl
     except BadInput as error:
         raise BadInput(error.message, hint="choose another path with --plot", code=error.code) from error
     show(out, profile, cluster, varied, rows)
-    message = f"wrote {plot}: predicted throughput of {sum(row.plan is not None for row in rows)} plans"
+    planned = sum(row.plan is not None for row in rows)
+    message = f"wrote {plot}: predicted throughput of {planned} plan{'s' if planned != 1 else ''}"
     next_command = recommended(context, varied, rows, profile)
     out.text(message)
     out.next(next_command)
