@@ -278,7 +278,8 @@ def _report(problem: Problem, found: Found, options: PlanOptions, deadline: floa
     free = replace(problem, batch_microbatches=options.batch_microbatches)
     longer_us = longer_batches_us(free, found.microbatch_us * 0.99, 0.005, deadline, found.batch_microbatches)
     if longer_us is not None:
-        restricted.append(f"batches of more than {found.batch_microbatches} microbatches (--batch-microbatches), which might reach "
+        count = found.batch_microbatches
+        restricted.append(f"batches of more than {count} microbatch{'es' if count > 1 else ''} (--batch-microbatches), which might reach "
                           f"{format_duration_us(longer_us)} per microbatch and no less")
     return SolverReport(solver_name(), "optimal" if optimal else "feasible", found.microbatch_us if optimal else bound_us,
                         0.0 if optimal else gap, "; ".join(restricted))
