@@ -23,7 +23,6 @@ reproducible, and a simulation of it can be exact.
 
 from __future__ import annotations
 
-import itertools
 import math
 import re
 from collections.abc import Iterator
@@ -73,11 +72,13 @@ def default_in_flight(replicas: tuple[int, ...], extra_per_link: int = 0) -> tup
     >>> default_in_flight((1, 1, 1)), default_in_flight((2, 1)), default_in_flight((1, 1, 1), 1)
     ((3, 2, 1), (2, 1), (5, 3, 1))
     """
-    depths = []
-    for k, r in enumerate(replicas):
-        links = sum(max(pair) for pair in itertools.pairwise(replicas[k:]))
-        depths.append(math.ceil((sum(replicas[k:]) + extra_per_link * links) / r))
-    return tuple(depths)
+    depths, later = [], 0  # replicas of the later stages, and extra microbatches of the later links
+    for k in reversed(range(len(replicas))):
+        if k + 1 < len(replicas):
+            later += extra_per_link * max(replicas[k], replicas[k + 1])
+        later += replicas[k]
+        depths.append(-(-later // replicas[k]))
+    return tuple(reversed(depths))
 
 
 @dataclass(frozen=True)
