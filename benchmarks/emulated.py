@@ -19,11 +19,14 @@ from collections import defaultdict
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from benchmarks.torch_schedules import SCHEDULES  # noqa: E402 - the folder must be on the path first
+
 FORWARD_MS, BACKWARD_MS = 10.0, 20.0
 MICROBATCHES = 16  # between two updates of the schedules that drain
 POLICIES = {"stash": ["--policy", "stash"], "2bw": ["--policy", "2bw"],
             "flush": ["--policy", "flush", "--batch-microbatches", str(MICROBATCHES)]}
-PEERS = ("1F1B", "GPipe", "interleaved 1F1B", "zero-bubble V")
 
 
 def pipedream(*words: object) -> dict[str, object]:
@@ -85,7 +88,7 @@ def main() -> None:
             for repeat in range(arguments.repeats):
                 for name, plan in made.items():
                     times[name].append(our_ms(plan, arguments.updates, folder / f"run-{stages}-{name}-{repeat}"))
-                for schedule in PEERS:
+                for schedule in SCHEDULES:
                     times[f"torch {schedule}"].append(peer_ms(schedule, stages, arguments.updates))
             ideal = ideal_ms(made["stash"])
             print(f"\n{stages} stages, ideal {ideal:.2f} ms")

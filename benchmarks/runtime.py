@@ -27,10 +27,11 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.pair.network import Place, places  # noqa: E402 - the folder must be on the path first
+from benchmarks.torch_schedules import SCHEDULES, stages_of  # noqa: E402
 
 MICROBATCHES = 16
 POLICIES = ("stash", "2bw", "flush")
-PEERS = ("ideal", "DDP", "1F1B", "GPipe", "interleaved 1F1B", "zero-bubble V")
+PEERS = ("ideal", "DDP", *SCHEDULES)
 
 
 class Case(NamedTuple):
@@ -128,7 +129,7 @@ def our_ms(case: Case, plan_file: Path, number: int) -> tuple[float, float]:
 
 def peer_ms(case: Case, contestant: str) -> float:
     """Milliseconds per microbatch, the mean of both processes."""
-    parts = 4 if contestant in ("interleaved 1F1B", "zero-bubble V") else 2
+    parts = 2 * len(stages_of(contestant, 0, 2))
     printed = start(case, "benchmarks.pair.peers", contestant, case.shape, case.optimizer, MICROBATCHES, case.steps, cuts_of(case, parts))
     return statistics.mean(map(float, printed))
 

@@ -12,6 +12,7 @@ import socket
 import statistics
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from torch import nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+SCHEDULES = ("1F1B", "GPipe", "interleaved 1F1B", "zero-bubble V")
 SIZE = 4  # samples in a microbatch
 
 
@@ -32,11 +34,20 @@ def stages_of(schedule: str, rank: int, world: int) -> list[int]:
     return [rank, rank + world] if schedule == "interleaved 1F1B" else [rank]
 
 
+def schedule_of(name: str, stages: list[Any], microbatches: int, loss: Callable[..., Any]) -> Any:
+    """The schedule over a rank's own stages."""
+    from torch.distributed.pipelining import Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
+    from torch.distributed.pipelining.schedules import ScheduleZBVZeroBubble
+
+    kinds: dict[str, Any] = {"GPipe": ScheduleGPipe, "1F1B": Schedule1F1B, "interleaved 1F1B": ScheduleInterleaved1F1B,
+                             "zero-bubble V": ScheduleZBVZeroBubble}
+    return kinds[name](stages if len(stages) > 1 else stages[0], microbatches, loss_fn=loss)
+
+
 def run(rank: int, schedule: str, world: int, microbatches: int, steps: int, forward_ms: float, backward_ms: float, port: int) -> None:
     """One rank: build its stages, train ``steps`` steps, print the time per microbatch on the last rank."""
     import napping
-    from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
-    from torch.distributed.pipelining.schedules import ScheduleZBVZeroBubble
+    from torch.distributed.pipelining import PipelineStage
 
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), GLOO_SOCKET_IFNAME="lo")
     torch.set_num_threads(1)
@@ -48,9 +59,7 @@ def run(rank: int, schedule: str, world: int, microbatches: int, steps: int, for
     stages = [PipelineStage(module, index, share * world, torch.device("cpu"), input_args=(between if index else sample,),
                             output_args=(between,))
               for module, index in zip(modules, mine, strict=True)]
-    kinds: dict[str, Any] = {"GPipe": ScheduleGPipe, "1F1B": Schedule1F1B, "interleaved 1F1B": ScheduleInterleaved1F1B,
-                             "zero-bubble V": ScheduleZBVZeroBubble}
-    plan = kinds[schedule](stages if share > 1 else stages[0], microbatches, loss_fn=napping.loss)
+    plan = schedule_of(schedule, stages, microbatches, napping.loss)
     optimizer = torch.optim.SGD([parameter for module in modules for parameter in module.parameters()], lr=1e-3)
     whole = torch.randn(SIZE * microbatches, napping.WIDTH)
     first, last = 0 in mine, share * world - 1 in mine

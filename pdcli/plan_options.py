@@ -52,8 +52,7 @@ def decision_options(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
-def wanted(*, pins: tuple[str, ...], together: tuple[str, ...], min_samples_per_s: float | None, time_limit: float,
-           **others: Any) -> PlanOptions:
+def wanted(*, pins: tuple[str, ...], together: tuple[str, ...], time_limit: float, **others: Any) -> PlanOptions:
     """The planner's options.
 
     Raises:
@@ -62,7 +61,7 @@ def wanted(*, pins: tuple[str, ...], together: tuple[str, ...], min_samples_per_
     from planner.options import PlanOptions
 
     return PlanOptions(pins=tuple(_pin(text) for text in pins), together=tuple(_group(text) for text in together),
-                       samples_per_s=min_samples_per_s, time_limit_s=time_limit, **others)
+                       time_limit_s=time_limit, **others)
 
 
 def _pin(text: str) -> tuple[str, int]:

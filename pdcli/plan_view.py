@@ -15,7 +15,6 @@ __all__ = ["facts", "show", "statistics_line"]
 
 MOST_STAGES = 64  # rows of a table
 MOST_LINKS = 4  # without -v
-SIMULATED_APART = 0.01  # relative: closed form and simulation that differ by more are told apart
 
 
 def facts(plan: Plan) -> dict[str, Any]:
@@ -111,7 +110,7 @@ def _baselines(out: Output, plan: Plan) -> None:
         fits = "" if one.microbatch_us is None else known if one.fits else "too little"
         rows.append((one.name, time, _compared(one, plan), fits, one.note))
     if rows:
-        waits = "" if _agrees(plan) else ", if nothing waits"
+        waits = ", if nothing waits" if plan.predicted.waits else ""
         out.table(f"other ways on the same devices (predicted by the same cost model{waits})",
                   ("", "microbatch", "this plan is", "memory", ""), rows, text=(0, 3, 4))
 
@@ -134,19 +133,13 @@ def _time(out: Output, plan: Plan, why: str | None) -> None:
     def per_s(time_us: float) -> str:
         return f"{plan.microbatch_size * 1e6 / time_us if time_us > 0 else 0.0:.1f} samples/s"
 
-    if simulated_us is None or _agrees(plan):
+    if simulated_us is None or not plan.predicted.waits:
         agrees = "" if simulated_us is None else "; its schedule, simulated, takes as long"
         out.text(f"predicted {format_duration_us(closed_us)} per microbatch, {per_s(closed_us)}{agrees}")
         return
     more = f" ({simulated_us / closed_us - 1:+.1%})" if closed_us > 0 else ""
     out.text(f"predicted {format_duration_us(simulated_us)} per microbatch, {per_s(simulated_us)}: its schedule, simulated")
     out.text(f"predicted {format_duration_us(closed_us)} if nothing waited{more}{f': {why}' if why else ''}")
-
-
-def _agrees(plan: Plan) -> bool:
-    """Whether the simulated schedule takes as long as the closed form says; true where it was not simulated."""
-    closed_us, simulated_us = plan.predicted.microbatch_us, plan.predicted.simulated_us
-    return simulated_us is None or simulated_us <= closed_us * (1 + SIMULATED_APART)
 
 
 def _proof(plan: Plan) -> str:
@@ -156,7 +149,7 @@ def _proof(plan: Plan) -> str:
     if solver.status == "optimal":
         count = plan.batch_microbatches
         batches = "an update after every microbatch" if count == 1 else f"batches of {count} microbatches"
-        waits = "" if _agrees(plan) else ", if nothing waits"
+        waits = ", if nothing waits" if plan.predicted.waits else ""
         proof = f"optimal: proven that no plan with {batches} is predicted to be faster than {bound}{waits} (solver {solver.name})"
     else:
         proof = f"best found by {solver.name}: within {solver.gap:.1%} of the bound {bound}, not proven optimal"

@@ -96,10 +96,10 @@ def _times(other_us: float, own_us: float) -> str:
     return f"{other_us / own_us:.2f}" if 0 < other_us < float("inf") and own_us > 0 else ""
 
 
-def recommended(context: click.Context, varied: Sweep, rows: list[Row], profile: Profile | None = None) -> str:
+def recommended(context: click.Context, varied: Sweep, rows: list[Row], profile: Profile) -> str:
     """The command that writes a plan: for ``devices`` with the fewest that are about as fast as the best."""
     command = options.command_line(context)
-    if varied.what == "microbatch-size" and profile is not None:
+    if varied.what == "microbatch-size":
         value = max(rows, key=lambda row: row.samples_per_s or 0.0).value
         return f"{command} --microbatch-size {value:g}" if value in profile.sizes else command
     if varied.what != "devices":

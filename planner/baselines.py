@@ -18,7 +18,7 @@ import math
 from collections import Counter
 
 from planner.cost import Stage, evaluate
-from planner.hardware.topology import Allocation, Topology
+from planner.hardware.topology import Allocation
 from planner.published.pipedream2019.solve import Level, best_plan, levels_of, replica_devices
 from planner.published.pipedream2019.stages import model_of
 from planner.search.problem import Problem
@@ -59,9 +59,8 @@ def _evaluated(name: str, note: str, problem: Problem, stages: tuple[Stage, ...]
 
 
 def _one_device(problem: Problem, batch: int) -> Baseline:
-    places = problem.topology.places
-    fastest = max(range(len(places)), key=lambda p: (places[p].device_type.speed, -p))
-    return _evaluated(ONE_DEVICE, _updates(batch), problem, (_whole(problem, _alone(problem.topology, fastest)),), batch)
+    topology = problem.topology
+    return _evaluated(ONE_DEVICE, _updates(batch), problem, (_whole(problem, topology.alone(topology.fastest_place)),), batch)
 
 
 def _data_parallel(problem: Problem, batch: int) -> list[Baseline]:
@@ -102,7 +101,7 @@ def _equal_split(problem: Problem, batch: int) -> Baseline:
     chosen.append(chain.end)
     devices = [place for place, capacity in enumerate(problem.topology.capacities) for _ in range(capacity)]
     again = problem.recompute_choices[0]
-    stages = tuple(Stage(first, last, _alone(problem.topology, place), again)
+    stages = tuple(Stage(first, last, problem.topology.alone(place), again)
                    for first, last, place in zip(chosen[:-1], chosen[1:], devices, strict=False))
     return _evaluated("equal split", f"{len(stages)} stages of equal numbers of layers", problem, stages,
                       _batch_for(problem, stages, batch))
@@ -149,10 +148,6 @@ def _levels(problem: Problem) -> tuple[Level, ...]:
 
 def _whole(problem: Problem, allocation: Allocation) -> Stage:
     return Stage(0, problem.chain.end, allocation, problem.recompute_choices[0])
-
-
-def _alone(topology: Topology, place: int) -> Allocation:
-    return tuple(int(p == place) for p in range(len(topology.places)))
 
 
 def _rounded(batch: int, multiple: int) -> int:

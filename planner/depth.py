@@ -20,7 +20,7 @@ from planner.spec.policies import POLICIES
 from planner.spec.profile import Profile
 from planner.spec.units import format_bytes
 
-__all__ = ["MOST_SIMULATED", "with_depth"]
+__all__ = ["with_depth"]
 
 MOST_SIMULATED = 100_000  # operations: about two seconds; larger plans are not simulated here
 _DEEPER = 1  # more microbatches per link, where that cannot be decided by simulating
@@ -49,14 +49,14 @@ def with_depth(plan: Plan, profile: Profile, evaluated: Callable[[tuple[int, ...
         chosen = least_depth(deeper, profile, fits=lambda depths: depths == in_flight) if small else None
     elif small:
         chosen = least_depth(plan, profile, fits=fits)
-        in_flight = plan_depth(plan) if chosen is None else chosen.in_flight
+        in_flight = _plan_depth(plan) if chosen is None else chosen.in_flight
     else:
         chosen, in_flight = None, depth_with(plan, _DEEPER)
-        in_flight = in_flight if len(plan.stages) > 1 and fits(in_flight) else plan_depth(plan)
+        in_flight = in_flight if len(plan.stages) > 1 and fits(in_flight) else _plan_depth(plan)
     return _at(plan, in_flight, evaluated(in_flight), chosen)
 
 
-def plan_depth(plan: Plan) -> tuple[int, ...]:
+def _plan_depth(plan: Plan) -> tuple[int, ...]:
     """Microbatches in flight of each stage."""
     return tuple(stage.in_flight for stage in plan.stages)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from planner.simulation.depth import TOLERANCE
 from planner.simulation.difference import wait_shares, waiting_words
 from planner.simulation.simulate import simulate
 from planner.spec.plan import Plan
@@ -35,7 +34,4 @@ def bottleneck_sentence(plan: Plan) -> str:
 
 def why_slower(plan: Plan, profile: Profile) -> str | None:
     """What the plan's own schedule waits for, where its simulated time is more than the closed form's; None where it is not."""
-    simulated_us = plan.predicted.simulated_us
-    if simulated_us is None or simulated_us <= plan.predicted.microbatch_us * (1 + TOLERANCE):
-        return None
-    return waiting_words(*wait_shares(plan, simulate(plan, profile)))
+    return waiting_words(*wait_shares(plan, simulate(plan, profile))) if plan.predicted.waits else None

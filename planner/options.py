@@ -23,7 +23,7 @@ __all__ = ["CostModel", "Objective", "PlanOptions", "kept_together", "layer_inde
 MOST_DEVICES = 16_384  # with more, going through the batches that they could share takes minutes
 MOST_SERVERS = 4_096
 
-_OPTIONS = {"pins": "--pin", "samples_per_s": "--min-samples-per-s", "time_limit_s": "--time-limit"}  # whose names differ
+_OPTIONS = {"pins": "--pin", "time_limit_s": "--time-limit"}  # whose names differ
 _MOST_PINNED = 200  # beyond this stage number pins are not looked at beforehand
 
 CostModel = Literal["measured", "pipedream-2019"]
@@ -36,7 +36,7 @@ class PlanOptions:
 
     ``microbatch_size`` is one that was measured.
     ``extra_in_flight`` are microbatches more per link than the least depth has. ``pins`` are (layer, stage); the
-    layers of each group of ``together`` share a stage. ``samples_per_s`` is what a plan must reach at least.
+    layers of each group of ``together`` share a stage. ``min_samples_per_s`` is what a plan must reach at least.
     """
 
     policy: Policy | Literal["auto"] = "stash"
@@ -51,7 +51,7 @@ class PlanOptions:
     pins: tuple[tuple[str, int], ...] = ()
     together: tuple[tuple[str, ...], ...] = ()
     objective: Objective = "throughput"
-    samples_per_s: float | None = None
+    min_samples_per_s: float | None = None
     time_limit_s: float | None = None
     cost_model: CostModel = "measured"
 
@@ -101,7 +101,7 @@ def problem_of(chain: Chain, topology: Topology, options: PlanOptions) -> Proble
         value = getattr(options, name)
         if value is not None and value < 1:
             raise BadInput(f"{option_name(name)} {value} is below 1", hint=f"give {option_name(name)} a whole number from 1")
-    for name, limit in (("time_limit_s", options.time_limit_s), ("samples_per_s", options.samples_per_s)):
+    for name, limit in (("time_limit_s", options.time_limit_s), ("min_samples_per_s", options.min_samples_per_s)):
         if limit is not None and not limit > 0:
             title = option_name(name)
             raise BadInput(f"{title} {limit:g} is not above zero", hint=f"give {title} a number above zero")

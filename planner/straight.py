@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from planner.cost import Stage
-from planner.hardware.topology import Allocation, Site
+from planner.hardware.topology import Site
 from planner.search.problem import Problem, Scenario
 from planner.search.stage_arrays import StageArrays, stage_arrays
 
@@ -58,7 +58,7 @@ def straight_pipeline(problem: Problem, batch_microbatches: int, *, within_memor
         part = slice(starts[cut], starts[cut + 1] if cut + 1 < chain.end else len(arrays.first))
         index = part.start + int(np.argmin(np.maximum(rows.costs_us(place, after)[part], onward_us[arrays.last[part]])))
         again = bool(rows.recomputes(place, after)[index])
-        stages.append(Stage(cut, int(arrays.last[index]), rows.alone(place), again))
+        stages.append(Stage(cut, int(arrays.last[index]), topology.alone(place), again))
         cut = int(arrays.last[index])
     return tuple(stages)
 
@@ -71,15 +71,11 @@ class _Rows:
         self._choices: list[list[_Choice]] = []
         by_site: dict[Site, list[_Choice]] = {}
         for place in range(len(problem.topology.places)):
-            site = problem.topology.site(self.alone(place))
+            site = problem.topology.site(problem.topology.alone(place))
             if site not in by_site:
                 by_site[site] = [(again, arrays.cost_us(problem, scenario, site, again), arrays.max_after(problem, scenario, site, again))
                                  for again in problem.recompute_choices]
             self._choices.append(by_site[site])
-
-    def alone(self, place: int) -> Allocation:
-        """One device of a place."""
-        return tuple(int(p == place) for p in range(len(self.problem.topology.places)))
 
     def recomputes(self, place: int, after: int) -> npt.NDArray[np.bool_]:
         """Whether each stage must recompute to fit."""
@@ -100,7 +96,8 @@ class _Rows:
 
     def transfers_us(self, place: int, next_place: int) -> Floats | float:
         """Of each cut between a device of one place and a device of the next, over the busiest shared link."""
-        chain, pairs = self.problem.chain, self.problem.topology.crossing_us_per_byte(self.alone(place), self.alone(next_place))
+        chain, topology = self.problem.chain, self.problem.topology
+        pairs = topology.crossing_us_per_byte(topology.alone(place), topology.alone(next_place))
         forward, gradient = np.array(chain.forward_bytes, dtype=np.float64), np.array(chain.gradient_bytes, dtype=np.float64)
         return np.max([np.maximum(forward * up + gradient * down, forward * down + gradient * up) for up, down in pairs],
                       axis=0) if pairs else 0.0

@@ -20,9 +20,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from benchmarks.pair import decoder
+from benchmarks.torch_schedules import SCHEDULES, schedule_of, stages_of
 
 WORLD = 2
-SCHEDULES = ("GPipe", "1F1B", "interleaved 1F1B", "zero-bubble V")
 
 
 class Batches:
@@ -59,11 +59,10 @@ def loop(shape: str, name: str, microbatches: int, model: nn.Module, quiet: Call
 
 def pipeline(contestant: str, shape: str, name: str, microbatches: int, cuts: list[int]) -> Callable[[], None]:
     """A step of one of torch's schedules."""
-    from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
-    from torch.distributed.pipelining.schedules import ScheduleZBVZeroBubble
+    from torch.distributed.pipelining import PipelineStage
 
     rank, count = dist.get_rank(), len(cuts) + 1
-    mine = {"interleaved 1F1B": [rank, rank + WORLD], "zero-bubble V": [rank, 2 * WORLD - 1 - rank]}.get(contestant, [rank])
+    mine = stages_of(contestant, rank, WORLD)
     whole, ends = decoder.pieces(shape), [0, *cuts, len(decoder.pieces(shape))]
     _, width, tokens, vocabulary = decoder.SHAPES[shape]
     inside = torch.zeros(decoder.SIZE, tokens, width, requires_grad=True)
@@ -75,9 +74,7 @@ def pipeline(contestant: str, shape: str, name: str, microbatches: int, cuts: li
         gives = torch.zeros(decoder.SIZE, tokens, vocabulary, requires_grad=True) if last else inside
         stages.append(PipelineStage(module, index, count, torch.device("cpu"), input_args=(takes,), output_args=(gives,)))
         modules.append(module)
-    kinds: dict[str, Any] = {"GPipe": ScheduleGPipe, "1F1B": Schedule1F1B, "interleaved 1F1B": ScheduleInterleaved1F1B,
-                             "zero-bubble V": ScheduleZBVZeroBubble}
-    schedule = kinds[contestant](stages if len(stages) > 1 else stages[0], microbatches, loss_fn=decoder.loss)
+    schedule = schedule_of(contestant, stages, microbatches, decoder.loss)
     optimizer = decoder.optimizer(name, [parameter for module in modules for parameter in module.parameters()])
     batches, first, last = Batches(shape), 0 in mine, count - 1 in mine
 

@@ -119,7 +119,16 @@ class Topology:
     @cached_property
     def fastest(self) -> float:
         """Speed of the fastest device."""
-        return max(place.device_type.speed for place in self.places)
+        return self.places[self.fastest_place].device_type.speed
+
+    @cached_property
+    def fastest_place(self) -> int:
+        """The first place that has the fastest devices."""
+        return max(range(len(self.places)), key=lambda p: (self.places[p].device_type.speed, -p))
+
+    def alone(self, place: int) -> Allocation:
+        """One device of a place."""
+        return tuple(int(p == place) for p in range(len(self.places)))
 
     @cached_property
     def capacities(self) -> Allocation:

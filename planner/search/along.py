@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -18,19 +17,13 @@ from planner.cost import Stage
 from planner.hardware.topology import Allocation, Site
 from planner.search.problem import Problem, Scenario, prime_powers
 from planner.search.stage_arrays import Ints, stage_arrays
+from planner.search.work import Work
 
-__all__ = ["Work", "stages_along"]
+__all__ = ["MOST_STEPS", "stages_along"]
 
 Floats = npt.NDArray[np.float64]
-MOST_STEPS = 8_000_000  # of all dynamic programs of one search: a few seconds
+MOST_STEPS = 8_000_000  # of all dynamic programs of one search, stages times replica counts times devices after them: a few seconds
 _WEIGHTS = (1.0, 2.0)  # of the average link's load
-
-
-@dataclass
-class Work:
-    """What may still be spent on plans along orders, in stages times replica counts times devices after them."""
-
-    steps_left: int = MOST_STEPS
 
 
 def stages_along(problem: Problem, scenario: Scenario, order: list[int], unit: int, rows: Ints, ceiling_us: float, work: Work,
@@ -42,14 +35,14 @@ def stages_along(problem: Problem, scenario: Scenario, order: list[int], unit: i
     most = min(problem.max_replicas, scenario.max_devices, len(order))
     counts = [r // unit for r in range(unit, most + 1, unit) if scenario.admits(r)]
     steps = len(rows) * len(counts) * len(order) // unit * (problem.stages or 1)
-    if not counts or steps > work.steps_left:
+    if not counts or steps > work.left:
         return
     one = _Along(problem, scenario, order, unit, counts, rows, ceiling_us)
     found: tuple[Stage, ...] = ()
     for weight in _WEIGHTS:
         if deadline is not None and time.monotonic() > deadline:
             return
-        work.steps_left -= steps
+        work.left -= steps
         again = one.best(weight, deadline)
         if again and again != found:
             yield again

@@ -20,9 +20,10 @@ from collections.abc import Iterator
 
 from planner.cost import Stage, evaluate
 from planner.hardware.topology import Allocation
-from planner.search.along import Work, stages_along
+from planner.search.along import stages_along
 from planner.search.problem import Problem, Scenario
 from planner.search.stage_arrays import Ints
+from planner.search.work import Work
 
 __all__ = ["first_plans", "laid_plans", "plans_along"]
 
@@ -37,8 +38,7 @@ def first_plans(problem: Problem) -> Iterator[tuple[Stage, ...]]:
     Stages in numbers ever halved, of one replica each and on all devices: fewer stages have less in flight.
     """
     places, capacities, end = problem.topology.places, problem.topology.capacities, problem.chain.end
-    fastest = max(range(len(places)), key=lambda p: (places[p].device_type.speed, -p))
-    alone = tuple(int(p == fastest) for p in range(len(places)))
+    alone = problem.topology.alone(problem.topology.fastest_place)
     order = [place for place, count in enumerate(capacities) for _ in range(count)]
     paths: list[Path] = []
     again = problem.recompute_choices[-1]  # where it may, a stage recomputes: rather slow than too large

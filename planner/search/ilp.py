@@ -26,8 +26,9 @@ from planner.cost import Evaluation, Stage, evaluate
 from planner.search.coarse import Pairings, coarse_network, inside_rows
 from planner.search.columns import Candidate
 from planner.search.dive import least_total_load
-from planner.search.network import Arc, Node, Work, network
+from planner.search.network import Arc, Node, network
 from planner.search.problem import Problem, Scenario, prime_powers
+from planner.search.work import Work
 from planner.solver import Status, run
 from planner.spec.errors import PipedreamError
 

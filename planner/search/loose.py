@@ -201,14 +201,14 @@ class Loose:
         held: npt.NDArray[np.bool_] = room >= way.each_bytes[rows] * (-(-devices // count) + 1)
         return held
 
-    def _with_memory(self, way: _Way, fast: _Range, after: Ints, part: Ints | slice) -> Ints:
+    def _with_memory(self, way: _Way, fast: _Range, after: Ints, rows: Ints) -> Ints:
         """The price of stages when so much follows: memory may need more replicas than time does."""
-        count = fast.least[part]
+        count = fast.least[rows]
         if way.left_bytes is None:
             return count * way.price
         after = np.minimum(-(-after // self._dearest), self.max_devices)  # at least so many devices
-        room = way.left_bytes[part] - self._stages.parameters[part] * self._versions(after)
-        depth = np.where(way.each_bytes[part] > 0, room // np.maximum(way.each_bytes[part], 1), np.where(room >= 0, NEVER, 0))  # that fits
+        room = way.left_bytes[rows] - self._stages.parameters[rows] * self._versions(after)
+        depth = np.where(way.each_bytes[rows] > 0, room // np.maximum(way.each_bytes[rows], 1), np.where(room >= 0, NEVER, 0))  # that fits
         if self.problem.policy == "flush":  # no more than its share of a batch
             shared = np.where(depth > 0, self.shortest // (np.maximum(depth, 0) + 1) + 1, NEVER)
             more = np.where(depth > 1, np.minimum(-(-after // np.maximum(depth - 1, 1)), shared), shared)
@@ -216,7 +216,7 @@ class Loose:
             more = np.where(depth > 1, -(-after // np.maximum(depth - 1, 1)), NEVER)
         more = np.where((after == 0) & (depth > 0), 1, more)
         needed = np.maximum(count, self._next[np.minimum(more, len(self._next) - 1).astype(np.int64)])
-        return np.where(needed <= fast.most[part], needed * way.price, NEVER)
+        return np.where(needed <= fast.most[rows], needed * way.price, NEVER)
 
     def _versions(self, after: Ints) -> Ints | int:
         """No fewer weight versions can be live with so many devices after a stage."""
@@ -265,7 +265,7 @@ class Loose:
             row = part.start + int(np.argmin(prices[part] + reached[self._last[part]]))
             last = int(self._last[row])
             after = np.array([reached[last]])
-            by_way = [int(self._with_memory(way, one, after, slice(row, row + 1))[0]) for way, one in zip(self._ways, ranges, strict=True)]
+            by_way = [int(self._with_memory(way, one, after, np.array([row]))[0]) for way, one in zip(self._ways, ranges, strict=True)]
             index = by_way.index(min(by_way))
             recompute = self.problem.recompute_choices[index % len(self.problem.recompute_choices)]
             stages.append((cut, last, by_way[index] // self._ways[index].price, recompute))

@@ -24,7 +24,6 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
 from operator import add, gt
 from typing import NamedTuple
 
@@ -32,21 +31,15 @@ from planner.cost import ring_bytes
 from planner.hardware.topology import Allocation
 from planner.search.columns import Candidate
 from planner.search.problem import Problem, Scenario
+from planner.search.work import Work
 
-__all__ = ["Arc", "Node", "Work", "network"]
+__all__ = ["Arc", "Node", "network"]
 
 Node = tuple[int, bool, Allocation, Allocation]  # cut, whether a stage begins here, devices after, pattern
 Load = tuple[float, ...]  # up and down each shared link, in units of what it carries in T
 
 
-_ARC = 5  # units of work that an arc takes
-
-
-@dataclass
-class Work:
-    """What may still be spent on networks in one search: a unit is a candidate that is looked at."""
-
-    left: int
+_ARC = 5  # units of work that an arc takes; a candidate that is looked at takes one
 
 
 class Arc(NamedTuple):

@@ -17,7 +17,7 @@ from typing import Literal, NamedTuple
 
 from planner.cost import Stage
 from planner.hardware.topology import Topology
-from planner.memory import copies_weights, depth_within_batch, live_versions, stashed_versions
+from planner.memory import copies_weights, live_versions, stashed_versions
 from planner.model.graph import Chain
 from planner.spec.plan import Policy
 
@@ -91,10 +91,6 @@ class Scenario:
     def admits(self, replicas: int) -> bool:
         """Whether a stage may have so many replicas."""
         return self.multiple % replicas == 0 and self.only in (None, replicas)
-
-    def in_flight(self, policy: Policy, replicas: int, devices_after: int) -> int:
-        """Microbatches in flight in a stage of ``replicas`` before stages on ``devices_after`` devices."""
-        return depth_within_batch(policy, 1 + -(-devices_after // replicas), replicas, self.batch_microbatches)
 
     def versions(self, policy: Policy, replicas: int, in_flight: int) -> int:
         """Weight versions of a stage, all that :func:`live_versions` says of the plans here."""

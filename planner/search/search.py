@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 
 from planner.cost import Stage, evaluate
 from planner.hardware.topology import Allocation
-from planner.search.along import Work
+from planner.search.along import MOST_STEPS
 from planner.search.bound import Bound, best_sites
 from planner.search.coarse import Pairings
 from planner.search.columns import Candidate, all_allocations
@@ -29,8 +29,8 @@ from planner.search.groups import Groups
 from planner.search.heuristic import first_plans, laid_plans, plans_along
 from planner.search.ilp import Answer, Effort, any_plan, fewest_devices, least_load
 from planner.search.loose import Loose
-from planner.search.network import Work as ArcWork
 from planner.search.problem import Problem, Scenario, scenarios
+from planner.search.work import Work
 from planner.spec.errors import Infeasible
 
 __all__ = ["Found", "search"]
@@ -110,8 +110,8 @@ class _Search:
     in_time: bool = True
     settled: bool = False  # whether ``best`` is the program's own answer
     given_up: int = 0  # scenarios whose program was too large
-    work: Work = field(default_factory=Work)
-    effort: Effort = field(default_factory=lambda: Effort(MOST_ARCS, Pairings(), ArcWork(MOST_WORK)))
+    work: Work = field(default_factory=lambda: Work(MOST_STEPS))
+    effort: Effort = field(default_factory=lambda: Effort(MOST_ARCS, Pairings(), Work(MOST_WORK)))
 
     def __post_init__(self) -> None:
         most = min(self.problem.max_replicas, self.problem.max_devices)

@@ -17,13 +17,12 @@ from typing import NamedTuple
 from planner.memory import depth_within_batch
 from planner.simulation.simulate import pipeline_of, steady_microbatch_us
 from planner.simulation.workload import workload_of
-from planner.spec.plan import Plan
+from planner.spec.plan import TOLERANCE, Plan
 from planner.spec.profile import Profile
 from planner.spec.schedule import default_in_flight
 
-__all__ = ["TOLERANCE", "Depth", "depth_with", "least_depth", "with_in_flight"]
+__all__ = ["Depth", "depth_with", "least_depth", "with_in_flight"]
 
-TOLERANCE = 0.01  # relative: what closed form and simulation may differ by without a word
 MOST_EXTRA = 3  # more has not helped any pipeline whose links can carry it
 
 
@@ -37,7 +36,7 @@ class Depth(NamedTuple):
 
 def least_depth(plan: Plan, profile: Profile | None = None, *,
                 fits: Callable[[tuple[int, ...]], bool] = lambda in_flight: True) -> Depth | None:
-    """The smallest depth with which the plan is simulated within :data:`TOLERANCE` of its closed form, else the fastest tried.
+    """The smallest depth with which the plan is simulated within ``TOLERANCE`` of its closed form, else the fastest tried.
 
     ``fits`` says whether the devices' memory holds a depth; None when it holds none. Depths below the
     plan's own are not tried.

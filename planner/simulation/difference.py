@@ -9,10 +9,10 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from planner.simulation.depth import TOLERANCE, Depth, least_depth
+from planner.simulation.depth import Depth, least_depth
 from planner.simulation.simulate import Simulation
 from planner.simulation.steady import steady_operations
-from planner.spec.plan import Plan
+from planner.spec.plan import TOLERANCE, Plan
 from planner.spec.profile import Profile
 from planner.spec.units import format_duration_us
 

@@ -94,10 +94,10 @@ class Infeasible(PipedreamError):
 
 
 class TooSlow(Infeasible):
-    """The fastest plan does not reach the throughput that was asked for; ``reached`` is what it does, in samples per second."""
+    """The fastest plan does not reach the throughput that was asked for; ``samples_per_s`` is what it reaches."""
 
     code = "too_slow"
-    reached = 0.0
+    samples_per_s = 0.0
 
 
 class Mismatch(PipedreamError):

@@ -9,7 +9,10 @@ from planner.spec.cluster import Cluster
 from planner.spec.files import require
 from planner.spec.profile import JobReference
 
-__all__ = ["Baseline", "LinkPrediction", "Memory", "Plan", "Policy", "Prediction", "SolverReport", "StagePlan", "StagePrediction"]
+__all__ = ["TOLERANCE", "Baseline", "LinkPrediction", "Memory", "Plan", "Policy", "Prediction", "SolverReport", "StagePlan",
+           "StagePrediction"]
+
+TOLERANCE = 0.01  # relative: what closed form and simulation may differ by without a word
 
 Policy = Literal["stash", "vertical", "2bw", "flush", "latest"]
 
@@ -106,6 +109,11 @@ class Prediction:
     def expected_us(self) -> float:
         """The time to expect per microbatch: simulated where it is known and longer, else the closed form's."""
         return self.microbatch_us if self.simulated_us is None else max(self.microbatch_us, self.simulated_us)
+
+    @property
+    def waits(self) -> bool:
+        """Whether the simulated schedule takes more than :data:`TOLERANCE` longer than the closed form, in which nothing waits."""
+        return self.simulated_us is not None and self.simulated_us > self.microbatch_us * (1 + TOLERANCE)
 
     def baseline_us(self, name: str) -> float:
         """The time of the baseline called ``name``, whether or not it fits; infinite when it is not known."""

@@ -15,7 +15,7 @@ from planner.spec.schedule import default_in_flight
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
-MLP_JOB = '''
+JOB_DATA = '''
 import torch
 from torch import nn
 from launcher import Job
@@ -26,7 +26,9 @@ class Data:
     def __getitem__(self, index):
         generator = torch.Generator().manual_seed(index)
         return torch.randn(8, generator=generator), torch.randint(0, 4, (), generator=generator)
+'''
 
+MLP_JOB = JOB_DATA + '''
 def optimizer(name):
     return {
         "momentum": lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),

@@ -17,23 +17,12 @@ from planner.solve import make_plan
 from planner.spec.cluster import Cluster, DeviceType, Link, Node
 from planner.spec.plan import Plan, Policy
 from planner.spec.profile import JobReference
-from tests.launcher.launching import write_job
+from tests.launcher.launching import JOB_DATA, write_job
 from tests.launcher.simulation import Setup, simulate
 
 UPDATES, SEED = 6, 5
 
-JOB = '''
-import torch
-from torch import nn
-from launcher import Job
-
-class Data:
-    def __init__(self, size): self.size = size
-    def __len__(self): return self.size
-    def __getitem__(self, index):
-        generator = torch.Generator().manual_seed(index)
-        return torch.randn(8, generator=generator), torch.randint(0, 4, (), generator=generator)
-
+JOB = JOB_DATA + '''
 class Towers(nn.Module):
     """stem -> left and right, of three layers each -> head, which also gets the stem's output."""
     def __init__(self):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import threading
 from collections.abc import Mapping
 from typing import Any
 
@@ -26,6 +25,7 @@ from planner.spec.plan import Policy
 from planner.spec.profile import JobReference
 from tests.launcher.launching import even_cut, make_plan
 from tests.launcher.simulation import Setup, simulate
+from tests.launcher.toy import run_made
 
 SEED, UPDATES = 7, 6
 
@@ -144,8 +144,8 @@ def run(kind: str, replicas: tuple[int, ...], batch: int, evaluate_every: int, p
     settings = RunSettings(JobReference("in memory", {}), "", UPDATES, None, 0, SEED, evaluate_every, 1, True, 30.0)
     pipeline = pipeline_of(plan, job, UPDATES, evaluate_every)
     task = Task(plan, settings, pipeline, RunDirectory(None))  # type: ignore[arg-type]
-    transport, losses, errors = LocalTransport(replicas, timeout_s=30), Losses(), []
-    made = {}
+    transport, losses = LocalTransport(replicas, timeout_s=30), Losses()
+    made: dict[Worker, StageWorker] = {}
     programs = capture_programs(task, job)
     for worker in workers(replicas):
         assignment = assign(task, job, programs, worker, torch.device("cpu"))
@@ -154,22 +154,10 @@ def run(kind: str, replicas: tuple[int, ...], batch: int, evaluate_every: int, p
                                    losses if worker == (len(replicas) - 1, 0) else None, keyed=lambda m: keyed(SEED, m))
     finals: dict[Worker, dict[str, torch.Tensor]] = {}
 
-    def work(worker: Worker) -> None:
-        try:
-            made[worker].run()
-            finals[worker] = made[worker].final_buffers()
-        except BaseException as error:
-            errors.append(error)
-            transport.abort()
+    def finish(worker: Worker) -> None:
+        finals[worker] = made[worker].final_buffers()
 
-    threads = [threading.Thread(target=work, args=(worker,), daemon=True) for worker in made]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    if errors:
-        raise errors[0]
-    assert not any(thread.is_alive() for thread in threads)
+    run_made(made, transport, finish)
     return made, losses, (plan, finals, captured)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -129,20 +129,19 @@ class Watch(Observer):
             self._on_event(self.stage)
 
 
-def run_threads(pipeline: Pipeline, make: Callable[[Worker, LocalTransport], StageWorker]) -> dict[Worker, StageWorker]:
-    """Run every worker of the pipeline on a thread; the first error is raised here."""
-    transport = LocalTransport(pipeline.replicas, timeout_s=30)
-    made = {worker: make(worker, transport) for worker in workers(pipeline.replicas)}
+def run_made(made: Mapping[Worker, StageWorker], transport: LocalTransport, after: Callable[[Worker], None]) -> None:
+    """Run each on a thread, and then ``after`` on the same; the first error is raised here."""
     errors: list[BaseException] = []
 
-    def run(worker: StageWorker) -> None:
+    def run(worker: Worker) -> None:
         try:
-            worker.run()
+            made[worker].run()
+            after(worker)
         except BaseException as error:
             errors.append(error)
             transport.abort()
 
-    threads = [threading.Thread(target=run, args=(worker,), daemon=True) for worker in made.values()]
+    threads = [threading.Thread(target=run, args=(worker,), daemon=True) for worker in made]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -150,6 +149,13 @@ def run_threads(pipeline: Pipeline, make: Callable[[Worker, LocalTransport], Sta
     if errors:
         raise errors[0]
     assert not any(thread.is_alive() for thread in threads), "a worker hangs"
+
+
+def run_threads(pipeline: Pipeline, make: Callable[[Worker, LocalTransport], StageWorker]) -> dict[Worker, StageWorker]:
+    """Run every worker of the pipeline on a thread; the first error is raised here."""
+    transport = LocalTransport(pipeline.replicas, timeout_s=30)
+    made = {worker: make(worker, transport) for worker in workers(pipeline.replicas)}
+    run_made(made, transport, lambda worker: None)
     return made
 
 

@@ -199,12 +199,12 @@ def write_cluster(kind: str = "", node: str = 'count = 4\nbandwidth = "1 GB/s"')
     Path("odd.toml").write_text(TOML.format(kind=kind, node=node), encoding="utf-8")
 
 
-@pytest.mark.parametrize("value", ["1e308", "1" + "0" * 400, LONG, f"-{LONG}", "nan", "inf", "-1", "0", "true", '"4"',
-                                   "10000000", "2020-01-01", "[]"], ids=lambda text: text[:10])
-@pytest.mark.parametrize("key", ["count", "speed", "memory", "bandwidth", "latency"])
+@pytest.mark.parametrize(("key", "value"), [
+    (key, value) for key in ("count", "speed", "memory", "bandwidth", "latency")
+    for value in ("1e308", "1" + "0" * 400, LONG, f"-{LONG}", "nan", "inf", "-1", "0", "true", '"4"', "10000000", "2020-01-01", "[]")
+    if (key, value) not in (("speed", "10000000"), ("memory", '"4"'))  # a fast device, and one of four bytes
+], ids=lambda text: text[:10])
 def test_numbers_in_a_cluster_that_are_none(run: Run, key: str, value: str) -> None:
-    if (key, value) in (("speed", "10000000"), ("memory", '"4"')):
-        pytest.skip("a fast device, and one of four bytes")
     rest = {"count": 'bandwidth = "1 GB/s"', "bandwidth": "count = 4"}.get(key, 'count = 4\nbandwidth = "1 GB/s"')
     in_kind = key in ("speed", "memory")
     write_cluster(f"{key} = {value}" if in_kind else "", rest if in_kind else f"{rest}\n{key} = {value}")

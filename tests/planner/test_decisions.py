@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
-from planner.options import PlanOptions
+from planner.hardware.topology import Topology
+from planner.model.graph import chain_of
+from planner.one_way import Planned, plan_one_way
+from planner.options import PlanOptions, problem_of
+from planner.search.exact import exhaustive
 from planner.search.problem import Problem
 from planner.search.search import Found, search
 from planner.simulation.depth import with_in_flight
@@ -15,11 +22,11 @@ from planner.solve import make_plan
 from planner.spec.cluster import Cluster
 from planner.spec.errors import BadInput, Infeasible, PolicyRefuses, TooSlow
 from planner.spec.files import digest
-from planner.spec.plan import Plan
+from planner.spec.plan import Plan, Policy
 from planner.spec.profile import AtSize, Profile, Tensor
 from planner.spec.schedule import default_in_flight
 from planner.variants import with_microbatch_size
-from tests.planner.instances import flat, layer, profile, two_level
+from tests.planner.instances import clusters, flat, layer, profile, profiles, two_level
 
 
 def blocks(count: int = 8, *, saved_bytes: int = 0, parameter_bytes: int = 0, sent_bytes: int = 0, update_us: float = 0.0,
@@ -131,13 +138,13 @@ def test_the_fewest_devices_that_are_fast_enough() -> None:
     """Eight layers of 300 us and 8 samples a microbatch: 4 devices reach 600 us, 3 do not."""
     model = blocks()
     assert plan_for(model, flat(8), objective="devices").worker_count == 1
-    enough = plan_for(model, flat(8), objective="devices", samples_per_s=8e6 / 601)
+    enough = plan_for(model, flat(8), objective="devices", min_samples_per_s=8e6 / 601)
     assert (enough.worker_count, enough.predicted.microbatch_us) == (4, 600)
     assert "devices" in enough.solver.restricted
     tight = plan_for(blocks(saved_bytes=100), flat(8, memory_bytes=400), objective="devices", recompute="never")
     assert tight.worker_count == 4 and peak_bytes(tight) <= 400  # 4 x 1, 3 x 1, 2 x 2 and 1 x 4 layers in flight
     with pytest.raises(Infeasible, match="--min-samples-per-s"):
-        plan_for(model, flat(2), objective="devices", samples_per_s=8e6 / 601)
+        plan_for(model, flat(2), objective="devices", min_samples_per_s=8e6 / 601)
 
 
 def test_the_least_memory_that_is_fast_enough() -> None:
@@ -146,7 +153,7 @@ def test_the_least_memory_that_is_fast_enough() -> None:
     small = plan_for(model, flat(4, memory_bytes=10**6), objective="memory")
     assert peak_bytes(small) < peak_bytes(fast)
     assert all(stage.available_bytes == 10**6 for stage in small.predicted.stages)
-    floor = plan_for(model, flat(4, memory_bytes=10**6), objective="memory", samples_per_s=8e6 / 601)
+    floor = plan_for(model, flat(4, memory_bytes=10**6), objective="memory", min_samples_per_s=8e6 / 601)
     assert peak_bytes(small) <= peak_bytes(floor) <= peak_bytes(fast) and floor.predicted.microbatch_us <= 601
 
 
@@ -245,6 +252,25 @@ def test_no_other_way_with_the_same_batch_is_faster() -> None:
     assert alone.predicted.microbatch_us == plan.predicted.microbatch_us
 
 
+@settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(profiles(most_layers=4), clusters(), st.sampled_from(["stash", "vertical", "2bw", "flush"]))
+def test_a_plan_is_the_best_with_its_batch(model: Profile, cluster: Cluster, policy: Policy) -> None:
+    """And no slower than the best with the least batch of its replicas."""
+    options = PlanOptions(policy=policy, recompute="never")
+    problem = problem_of(chain_of(model), Topology(cluster), options)
+    least = exhaustive(problem)
+    if least is None:
+        return
+    plan = make_plan(model, cluster, options, command="x")
+    tried = dataclasses.replace(options, batch_microbatches=plan.batch_microbatches)
+    at_batch = exhaustive(problem_of(chain_of(model), Topology(cluster), tried))
+    assert at_batch is not None
+    longer = policy == "2bw" and plan.batch_microbatches > problem.batch(least.stages)  # twice the batch, to go deeper
+    if not longer:
+        assert plan.predicted.microbatch_us <= least.microbatch_us * (1 + 2e-6)
+    assert plan.predicted.microbatch_us == pytest.approx(at_batch.microbatch_us, rel=2e-6)
+
+
 def test_what_a_plan_must_reach_is_held_against_its_schedule() -> None:
     """Transfers make the schedule slower than the closed form where depth is fixed: the throughput asked for is the schedule's."""
     model = blocks(4, sent_bytes=150_000)
@@ -252,19 +278,25 @@ def test_what_a_plan_must_reach_is_held_against_its_schedule() -> None:
     shallow = plan_for(model, cluster, stages=4, max_replicas=1, extra_in_flight=0)
     assert shallow.predicted.simulated_us is not None and shallow.predicted.simulated_us > 330
     with pytest.raises(TooSlow, match="--min-samples-per-s") as caught:
-        plan_for(model, cluster, stages=4, max_replicas=1, extra_in_flight=0, samples_per_s=8e6 / 310)
-    assert caught.value.reached == pytest.approx(8e6 / shallow.predicted.simulated_us)
+        plan_for(model, cluster, stages=4, max_replicas=1, extra_in_flight=0, min_samples_per_s=8e6 / 310)
+    assert caught.value.samples_per_s == pytest.approx(8e6 / shallow.predicted.simulated_us)
     for objective in ("devices", "memory"):
-        plan = plan_for(model, cluster, max_replicas=1, objective=objective, samples_per_s=8e6 / 650)
+        plan = plan_for(model, cluster, max_replicas=1, objective=objective, min_samples_per_s=8e6 / 650)
         assert (plan.predicted.simulated_us or 0) <= 650
 
 
 def test_the_objective_counts_before_time_over_several_sizes() -> None:
-    """Microbatches of 16 use a device better, but four devices are needed for the throughput; of 8, three do."""
+    """Memory: small microbatches have less in flight. Devices: at 120 us a sample those of 16 need two and take 105 us,
+    those of 8 need three, with which they are faster.
+    """
     model = at_sizes(16, 8, fixed_us=0.0)
     plan = plan_for(model, flat(4), objective="memory", recompute="never", stages=2)
     assert plan.microbatch_size == 8
     assert [other.name for other in plan.predicted.baselines][-1] == "microbatches of 16"
+    few = plan_for(at_sizes(8, 16), flat(4), objective="devices", min_samples_per_s=1e6 / 120)
+    more = plan_for(at_sizes(8, 16), flat(4), objective="devices", min_samples_per_s=1e6 / 120, microbatch_size=8)
+    assert (few.worker_count, few.microbatch_size, more.worker_count) == (2, 16, 3)
+    assert more.predicted.expected_us / 8 < few.predicted.expected_us / 16
 
 
 def test_auto_says_what_the_others_would_take() -> None:
@@ -293,3 +325,15 @@ def test_an_easy_plan_is_found_in_no_time(seconds: float) -> None:
     model = blocks(32, saved_bytes=10_000, parameter_bytes=10_000)
     plan = plan_for(model, two_level(4, 8, intra=1e10, inter=1e9, memory_bytes=800_000), recompute="never", time_limit_s=seconds)
     assert peak_bytes(plan) <= 800_000
+
+
+def test_a_longer_batch_that_fails_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """2bw tries twice the batch where its schedule waits; when no such plan is found in time, the first one stays."""
+    def only_the_first(*arguments: Any) -> Planned:
+        if arguments[4].batch_microbatches is not None:
+            raise Infeasible("no plan was found within the time limit", hint="", code="time_limit")
+        return plan_one_way(*arguments)
+
+    monkeypatch.setattr("planner.solve.plan_one_way", only_the_first)
+    plan = plan_for(blocks(4, sent_bytes=250_000), flat(4, bandwidth=1e9), stages=4, policy="2bw")
+    assert plan.predicted.waits and plan.batch_microbatches == 4

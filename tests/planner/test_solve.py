@@ -122,7 +122,7 @@ def test_infeasible_memory_names_what_binds_and_its_hint_helps(options: PlanOpti
     (PlanOptions(pins=(("block1", 2), ("block2", 0))), Infeasible, "--pin"),
     (PlanOptions(together=(("block0", "what"),)), BadInput, "what"),
     (PlanOptions(together=(("block0", "block7"),), stages=2), Infeasible, "at most 1"),
-    (PlanOptions(samples_per_s=1e9), Infeasible, "--min-samples-per-s"),
+    (PlanOptions(min_samples_per_s=1e9), Infeasible, "--min-samples-per-s"),
     (PlanOptions(stages=9), Infeasible, "at most 8"),
     (PlanOptions(stages=5), Infeasible, "4 may be used"),
     (PlanOptions(stages=3, policy="2bw", batch_microbatches=2), Infeasible, "3 stages"),
