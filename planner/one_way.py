@@ -134,7 +134,7 @@ def _with_its_batch(best: Best, deadline: float | None) -> Best:
     if not may_be_below(fixed, found.microbatch_us * (1 - 1e-6), deadline):
         return best
     try:
-        other = search(fixed, deadline=deadline)
+        other = search(fixed, deadline=deadline, known=found.stages)
     except Infeasible:  # the time was up
         return best
     return Best(fixed, other, sure) if other is not None and other.microbatch_us < found.microbatch_us * (1 - 1e-6) else best

@@ -25,7 +25,7 @@ from planner.search.problem import Problem, Scenario
 from planner.search.stage_arrays import Ints
 from planner.search.work import Work
 
-__all__ = ["first_plans", "laid_plans", "plans_along"]
+__all__ = ["allowed", "first_plans", "laid_plans", "plans_along"]
 
 MOST_PLACES = 16  # for which groups of every size are tried
 MOST_FITS = 2_000  # attempts to fit stages into places

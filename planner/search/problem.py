@@ -11,7 +11,7 @@ would need on the same devices), and there is a scenario for each such multiple:
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
@@ -21,7 +21,7 @@ from planner.memory import copies_weights, live_versions, stashed_versions
 from planner.model.graph import Chain
 from planner.spec.plan import Policy
 
-__all__ = ["Pin", "Problem", "Recompute", "Scenario", "default_batch", "prime_powers", "scenarios"]
+__all__ = ["Pin", "Problem", "Recompute", "Scenario", "covering", "default_batch", "prime_powers", "scenarios"]
 
 FLUSH_MICROBATCHES = 4  # in a batch, per device: with as many stages, the pipeline is then busy four fifths of the time
 
@@ -108,6 +108,18 @@ class Scenario:
         if self.vertical_versions is None:
             return True
         return stashed_versions(replicas, 1 + -(-devices_after // replicas), self.batch_microbatches) <= self.vertical_versions
+
+
+def covering(problem: Problem, group: Sequence[Scenario]) -> Scenario | None:
+    """A scenario in which no plan of the group costs more, needs more memory, or is left out; None where there is no simple one."""
+    if len(group) <= 1:
+        return group[0] if group else None
+    limited = any(place.device_type.memory_bytes is not None for place in problem.topology.places)
+    if problem.policy == "flush" and limited:  # with longer batches a replica holds more
+        return None
+    counts = {one.only for one in group}
+    return Scenario(max(one.batch_microbatches for one in group), math.lcm(*(one.multiple for one in group)), False, 1,
+                    max(one.max_devices for one in group), counts.pop() if len(counts) == 1 else None)
 
 
 def default_batch(policy: Policy, replicas: tuple[int, ...], max_devices: int) -> int:

@@ -16,7 +16,7 @@ import heapq
 import math
 import time
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from planner.cost import Stage, evaluate
@@ -26,9 +26,11 @@ from planner.search.bound import Bound, best_sites
 from planner.search.coarse import Pairings
 from planner.search.columns import Candidate, all_allocations
 from planner.search.groups import Groups
-from planner.search.heuristic import first_plans, laid_plans, plans_along
+from planner.search.heuristic import allowed, first_plans, laid_plans, plans_along
 from planner.search.ilp import Answer, Effort, any_plan, fewest_devices, least_load
+from planner.search.laying import Laying, Left
 from planner.search.loose import Loose
+from planner.search.placings import placings
 from planner.search.problem import Problem, Scenario, scenarios
 from planner.search.work import Work
 from planner.spec.errors import Infeasible
@@ -61,15 +63,16 @@ class Found:
     in_time: bool  # False: the time limit came first, or the program was too large
 
 
-def search(problem: Problem, *, deadline: float | None = None) -> Found | None:
+def search(problem: Problem, *, deadline: float | None = None, known: tuple[Stage, ...] = ()) -> Found | None:
     """The fastest plan; of equally fast ones, one with the fewest devices. None when no plan fits.
 
-    ``deadline`` is a :func:`time.monotonic`; the best plan found until then is returned.
+    ``deadline`` is a :func:`time.monotonic`; the best plan found until then is returned. ``known`` is a plan to begin with.
 
     Raises:
         Infeasible: code ``time_limit``; no plan was found until then, though there may be one.
     """
     state = _Search(problem, deadline)
+    state.offer_allowed(known)
     state.offer_all(first_plans(problem))
     limited = any(place.device_type.memory_bytes is not None for place in problem.topology.places)
     halved = math.inf if len(problem.topology.places) == 1 else MOST_HALVED
@@ -77,16 +80,16 @@ def search(problem: Problem, *, deadline: float | None = None) -> Found | None:
     for scenario in groups.promising(PROMISING) if len(groups.scenarios) > MOST_SCENARIOS else ():
         if not state.late:
             state.look_at(scenario, Loose(problem, [scenario], state.sites, None, deadline), 0.0)
-    left: list[tuple[float, int, Scenario, Loose]] = []
+    left: list[Left] = []
     for scenario, loose, low_us in groups.within(state.ceiling_us):
         better_us = state.look_at(scenario, loose, low_us)
         if better_us is not None:
-            left.append((better_us, len(left), scenario, loose))
+            left.append(Left(better_us, len(left), scenario, loose))
         if len(left) > MOST_SCENARIOS:
             break
     if groups.bound_us < state.ceiling_us():
         state.unproven(groups.bound_us)
-    state.raise_bounds(left)
+    state.raise_bounds(state.laying.better(left) if state.laying is not None else left)
     state.prefer_fewer_devices(groups)
     possible = bool(state.best.stages) or groups.root.fewest_devices(math.inf) is not None
     if not state.best.stages and possible and not (state.in_time and state.every_allocation):
@@ -117,6 +120,10 @@ class _Search:
         most = min(self.problem.max_replicas, self.problem.max_devices)
         self.sites = best_sites(self.problem.topology, most)
         found, self.every_allocation = all_allocations(self.problem.topology, most)
+        placed = placings(self.problem.topology, most) if self.problem.topology.shared else None
+        self.laying = Laying(self.problem, placed, self.offer_allowed, self.ceiling_us, self.deadline) if placed is not None else None
+        if self.laying is not None:
+            self.work.left //= 2  # it finds plans itself
         if not self.every_allocation:
             self.effort = Effort(MOST_ARCS // 2, None, self.effort.work)  # the coarser network would take minutes, and prove nothing
         self.allocations: dict[int, list[Allocation]] = defaultdict(list)
@@ -132,11 +139,12 @@ class _Search:
         return self.best.microbatch_us * (1 - EQUAL)
 
     def offer(self, stages: tuple[Stage, ...]) -> None:
-        """A plan that is allowed; it is taken if it is faster, or as fast with less load on shared links."""
+        """A plan that is allowed; it is taken if it is faster, or as fast on fewer devices or with less load on shared links."""
         batch = self.problem.batch(stages)
         found = evaluate(self.problem.chain, self.problem.topology, self.problem.policy, stages, batch)
         load_us = sum(found.shared_link_us)
-        ties = found.microbatch_us <= self.best.microbatch_us * (1 + EQUAL) and load_us < self.best_load_us
+        devices = sum(stage.replicas for stage in stages)
+        ties = found.microbatch_us <= self.best.microbatch_us * (1 + EQUAL) and (devices, load_us) < (self.devices, self.best_load_us)
         if found.microbatch_us < self.ceiling_us() or ties:
             self.best, self.best_batch, self.settled = Answer(stages, found.microbatch_us, True), batch, False
             self.best_load_us = load_us
@@ -144,6 +152,11 @@ class _Search:
     def offer_all(self, plans: Iterable[tuple[Stage, ...]]) -> None:
         """Each of them."""
         for stages in plans:
+            self.offer(stages)
+
+    def offer_allowed(self, stages: tuple[Stage, ...]) -> None:
+        """A plan, if there is one and it is allowed."""
+        if stages and allowed(self.problem, stages):
             self.offer(stages)
 
     def unproven(self, low_us: float) -> None:
@@ -163,6 +176,8 @@ class _Search:
                 loose = loose.narrowed(self.ceiling_us())
             if tolerance == ROUGH and not flat:
                 self._try_along(scenario, loose, low_us)
+            if self.laying is not None:
+                break  # it raises bounds further
         if flat and low_us <= self.ceiling_us() and not self.late:  # the path's batch is another one, or its number of stages
             bound = Bound(self.problem, scenario, self.sites, loose.useful(self.ceiling_us()).rows)
             exact_us = bound.lowest_us(self.ceiling_us())
@@ -180,7 +195,7 @@ class _Search:
             if self.best.microbatch_us < before_us or within_us >= self.ceiling_us() or self.late:
                 return
 
-    def raise_bounds(self, left: list[tuple[float, int, Scenario, Loose]]) -> None:
+    def raise_bounds(self, left: list[Left]) -> None:
         """Ask the programs of the scenario with the lowest bound, a step further each time, until none can be better than the best."""
         heapq.heapify(left)
         searches: dict[int, _ScenarioSearch] = {}
@@ -206,7 +221,7 @@ class _Search:
                 self.given_up += 1
                 self.unproven(one.failed_us)
             elif not answer.stages and not one.exhausted:
-                heapq.heappush(left, (one.failed_us, index, scenario, loose))
+                heapq.heappush(left, Left(one.failed_us, index, scenario, loose))
 
     def prefer_fewer_devices(self, groups: Groups) -> None:
         """Improve ``best`` if a scenario has a plan as fast on fewer devices, or settle which of equally good ones it is."""
@@ -216,7 +231,7 @@ class _Search:
         if len(groups.scenarios) > MOST_SCENARIOS:  # only whether the best one's own scenario has a plan with fewer
             own = [scenario for scenario in groups.scenarios if scenario.batch_microbatches == self.best_batch]
             groups = Groups(self.problem, own, self.sites, self.deadline)
-        for scenario, loose, _ in groups.within(lambda: self.best.microbatch_us * (1 + EQUAL), lambda: self.devices - self.settled):
+        for scenario, loose in self._on_fewer(groups):
             tried += 1
             if tried > MOST_SCENARIOS or self.late or self.given_up >= MOST_GIVEN_UP or self.effort.work.left <= 0:
                 return
@@ -233,6 +248,18 @@ class _Search:
             self.given_up += not one.proven
             if answer.stages and (settle or sum(stage.replicas for stage in answer.stages) < self.devices):
                 self.best, self.best_batch, self.settled = answer, scenario.batch_microbatches, True
+
+    def _on_fewer(self, groups: Groups) -> Iterator[tuple[Scenario, Loose]]:
+        """Scenarios that may have a plan as fast as the best on fewer devices; without places, on as many too, if it is not settled."""
+        if self.laying is None:
+            for scenario, loose, _ in groups.within(lambda: self.best.microbatch_us * (1 + EQUAL), lambda: self.devices - self.settled):
+                yield scenario, loose
+            return
+        within_us = self.best.microbatch_us * (1 + EQUAL)
+        left = [Left(0.0, number, scenario, loose) for number, (scenario, loose, _)
+                in enumerate(groups.within(lambda: within_us, lambda: self.devices - 1))]
+        for one in self.laying.on_fewer(left, within_us, lambda: self.devices):
+            yield one.scenario, one.loose
 
     @property
     def devices(self) -> int:

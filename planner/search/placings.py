@@ -1,0 +1,180 @@
+"""Every way to lay a stage beside those after it, on real places: states, and steps between them, as arrays.
+
+A *state* is what matters of the stages from a cut on: the devices ``u`` that they take from each place, and the
+pattern ``q`` (:meth:`planner.hardware.topology.Topology.pattern`) of the first of them. Places that differ in name
+only are sorted, most devices first, so that states which differ by an exchange of names are one::
+
+    stage on (0, 2) before stages on (1, 0)      u = (1, 2), q = (0, 1)      is      u = (2, 1), q = (1, 0)
+
+A *head* is a ``u`` and the pattern of a stage that is to come before it, with the names of the state after it. A *step* adds that
+stage; the loads of links then follow the places to where sorting puts them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from functools import lru_cache
+
+import networkx as nx
+import numpy as np
+import numpy.typing as npt
+
+from planner.hardware.topology import Allocation, Site, Topology
+
+__all__ = ["Placings", "placings"]
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+MOST_STEPS = 120_000
+MOST_NAMES = 24  # ways to exchange the names of places, all of which are tried
+
+
+@lru_cache(maxsize=4)
+def placings(topology: Topology, most_replicas: int) -> Placings | None:
+    """Of a topology, once; None where there are too many to be listed."""
+    found = Placings(topology, most_replicas)
+    return found if found.complete else None
+
+
+class Placings:
+    """The states, heads and steps of a topology for stages of at most ``most_replicas`` replicas.
+
+    Loads stand by link, up and then down. ``transfer_*`` are pairs of a head and a state after it, by state;
+    ``step_*`` are steps by allocation and then by devices after it.
+    """
+
+    def __init__(self, topology: Topology, most_replicas: int) -> None:
+        self.topology = topology
+        self.links = len(topology.shared)
+        joined = nx.Graph(topology.interchangeable)
+        self._groups = [sorted(group) for group in nx.connected_components(joined)]
+        self._own = {p: [i for i, link in enumerate(topology.shared) if link.below == {p}] for p in range(len(topology.places))}
+        self._shares: dict[tuple[Allocation, Allocation], list[tuple[float, float]]] = {}
+        capacities = topology.capacities
+        self.complete = math.prod((c + 1) * (c + 2) // 2 for c in capacities) // math.prod(
+            math.factorial(len(group)) for group in self._groups) <= MOST_STEPS
+        if self.complete:
+            every = itertools.product(*(range(c + 1) for c in capacities))
+            self.allocations = [a for a in every if 0 < sum(a) <= most_replicas]
+            self._build(capacities)
+
+    def sorted_by(self, *keys: Allocation) -> tuple[int, ...]:
+        """Where each place is taken from when interchangeable ones are sorted by these, the largest first."""
+        order = list(range(len(keys[0])))
+        for group in self._groups:
+            best = sorted(group, key=lambda p: tuple(-key[p] for key in keys))
+            for place, source in zip(group, best, strict=True):
+                order[place] = source
+        return tuple(order)
+
+    def _build(self, capacities: Allocation) -> None:
+        nothing = (0,) * len(capacities)
+        states: dict[tuple[Allocation, Allocation], int] = {(nothing, nothing): 0}
+        heads: dict[tuple[Allocation, Allocation], int] = {}
+        steps: list[tuple[int, int, int, int, int]] = []  # allocation, devices after, head, state, order
+        orders: dict[tuple[int, ...], int] = {}
+        waiting, seen = [nothing], {nothing}
+        while waiting:
+            u = waiting.pop()
+            for index, a in enumerate(self.allocations):
+                total = tuple(map(int.__add__, u, a))
+                if any(t > c for t, c in zip(total, capacities, strict=True)) or (u == nothing and self._moved(a)):
+                    continue
+                pattern = self.topology.pattern(a)
+                head = heads.setdefault((u, pattern), len(heads))
+                order = self.sorted_by(total, pattern)
+                after, q = tuple(total[p] for p in order), tuple(pattern[p] for p in order)
+                state = states.setdefault((after, q), len(states))
+                steps.append((index, sum(u), head, state, orders.setdefault(order, len(orders))))
+                if after not in seen:
+                    seen.add(after)
+                    waiting.append(after)
+        self.states, self.heads, self.orders = list(states), list(heads), list(orders)
+        table = np.array(sorted(steps), dtype=np.int64).reshape(-1, 5)
+        self.step_allocation, self.step_after, self.step_head, self.step_state, self.step_order = table.T
+        self.state_devices = np.array([sum(u) for u, _ in self.states])
+        self.last_heads = np.array([head for head, (u, _) in enumerate(self.heads) if u == nothing])  # before nothing
+        self.counts = np.array([sum(a) for a in self.allocations])
+        kinds: dict[Allocation, int] = {}
+        self.patterns = np.array([kinds.setdefault(self.topology.pattern(a), len(kinds)) for a in self.allocations])
+        self.sites: dict[Site, list[int]] = {}
+        for index, a in enumerate(self.allocations):
+            self.sites.setdefault(self.topology.site(a), []).append(index)
+        width = sum(capacities) + 2
+        wanted = np.arange(len(self.allocations))[:, None] * width + np.arange(width)
+        self.step_bounds = np.searchsorted(self.step_allocation * width + self.step_after, wanted)  # by allocation and devices after it
+        self.link_orders = np.array([self._links_of(order) for order in self.orders], dtype=np.int64).reshape(len(orders), 2 * self.links)
+        self._pair()
+
+    def _moved(self, a: Allocation) -> bool:
+        return tuple(a[p] for p in self.sorted_by(a)) != a
+
+    def _links_of(self, order: tuple[int, ...]) -> list[int]:
+        """For each load, up and down a link, from which it is taken when places are sorted so."""
+        source = list(range(self.links))
+        for place, origin in enumerate(order):
+            for mine, theirs in zip(self._own[place], self._own[origin], strict=True):
+                source[mine] = theirs
+        return source + [self.links + link for link in source]
+
+    def _share(self, sender: Allocation, receiver: Allocation) -> list[tuple[float, float]]:
+        """Of what is sent, the least that leaves and enters through each link, whatever the names of interchangeable places are.
+
+        Only the order of replicas depends on names (:meth:`planner.hardware.topology.Topology.order`).
+        """
+        order = self.sorted_by(sender, receiver)
+        key = (tuple(sender[p] for p in order), tuple(receiver[p] for p in order))
+        if key not in self._shares:
+            self._shares[key] = self._least_share(*key)
+        links = self._links_of(order)
+        found = [(0.0, 0.0)] * self.links
+        for link in range(self.links):
+            found[links[link]] = self._shares[key][link]
+        return found
+
+    def _least_share(self, sender: Allocation, receiver: Allocation) -> list[tuple[float, float]]:
+        named = math.prod(math.factorial(len(group)) for group in self._groups)
+        if math.gcd(sum(sender), sum(receiver)) == 1 or named == 1:
+            return list(self.topology.crossings(sender, receiver))  # everybody sends to everybody, as much
+        if named > MOST_NAMES:
+            return list(self.topology.least_crossings(sender, receiver))
+        least = [(math.inf, math.inf)] * self.links
+        for names in itertools.product(*(itertools.permutations(group) for group in self._groups)):
+            order = list(range(len(sender)))
+            for group, other in zip(self._groups, names, strict=True):
+                for place, source in zip(group, other, strict=True):
+                    order[place] = source
+            one = tuple(sender[p] for p in order), tuple(receiver[p] for p in order)
+            links, real = self._links_of(tuple(order)), self.topology.crossings(*one)
+            for link, share in enumerate(real):
+                least[links[link]] = (min(least[links[link]][0], share[0]), min(least[links[link]][1], share[1]))
+        return least
+
+    def _pair(self) -> None:
+        """Heads and the states after them, and what a byte sent from one to the other, and one sent back, adds to a link, in microseconds."""
+        unit_us = np.array([1e6 / link.link.bandwidth_bytes_per_s for link in self.topology.shared])
+        by_devices: dict[Allocation, list[int]] = {}
+        for state, (u, _) in enumerate(self.states[1:], start=1):
+            by_devices.setdefault(u, []).append(state)
+        known: dict[tuple[Allocation, Allocation], int] = {}
+        shares: list[list[tuple[float, float]]] = []
+        pairs = []
+        for head, (u, pattern) in enumerate(self.heads):
+            for state in by_devices.get(u, ()):
+                key = (pattern, self.states[state][1])
+                if key not in known:
+                    known[key] = len(shares)
+                    shares.append(self._share(*key))
+                pairs.append((state, sum(pattern), head, known[key]))
+        table = np.array(sorted(pairs), dtype=np.int64).reshape(-1, 4)
+        self.transfer_head, self.transfer_share = table[:, 2], table[:, 3]
+        width = sum(self.topology.capacities) + 2
+        wanted = np.arange(len(self.states))[:, None] * width + np.arange(width)
+        self.transfer_bounds = np.searchsorted(table[:, 0] * width + table[:, 1], wanted)  # by state and size of the head's pattern
+        both = np.array(shares).reshape(len(shares), self.links, 2)
+        self.leaves_us, self.enters_us = both[:, :, 0] * unit_us, both[:, :, 1] * unit_us
+        self.ring_us = np.zeros((len(self.allocations), 2 * self.links))  # for a byte over every link of the ring
+        for index, a in enumerate(self.allocations):
+            for link in self.topology.ring(a).shared:
+                self.ring_us[index, [link, self.links + link]] = unit_us[link]
