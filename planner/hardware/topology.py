@@ -210,17 +210,21 @@ class Topology:
         """
         key = (sender, receiver)
         if key not in self._crossings:
-            before, after = self.order(sender), self.order(receiver)
-            g = math.gcd(len(before), len(after))
-            scale = g / (len(before) * len(after))
+            sends, receives = sum(sender), sum(receiver)
+            g = math.gcd(sends, receives)
+            before, after = ((self.order(sender), self.order(receiver)) if g > 1 else ((), ()))
+            scale = g / (sends * receives)
             result = []
             for link in self.shared:
                 up = down = 0
-                for residue in range(g):
+                if g == 1:  # everybody meets everybody: the order does not matter
+                    inside_before, inside_after = sum(sender[p] for p in link.below), sum(receiver[p] for p in link.below)
+                    up, down = inside_before * (receives - inside_after), (sends - inside_before) * inside_after
+                for residue in range(g) if g > 1 else ():
                     inside_before = sum(p in link.below for p in before[residue::g])
                     inside_after = sum(p in link.below for p in after[residue::g])
-                    up += inside_before * (len(after) // g - inside_after)
-                    down += (len(before) // g - inside_before) * inside_after
+                    up += inside_before * (receives // g - inside_after)
+                    down += (sends // g - inside_before) * inside_after
                 result.append((up * scale, down * scale))
             self._crossings[key] = tuple(result)
         return self._crossings[key]

@@ -26,7 +26,8 @@ PROMISING = 3  # scenarios that are looked at first
 MOST_TRIALS = 25  # of one scenario
 MOST_LOOKED = 5_000_000  # steps, to save a device
 FEW = 300_000  # steps; the integer program is asked too
-_STEPS = (1.04, 1.1, 1.2, 1.3, 1.5, 2.0, 3.0, 5.0)  # how far above a bound is looked first, and then
+_STEPS = (1.01, 1.04, 1.1, 1.2, 1.3, 1.5, 2.0, 3.0, 5.0)  # of a bound, where a plan is looked for
+_FIRST = 1.02  # the same for one scenario
 _CLOSE = 3e-3  # relative distance of a bound and the best plan that is not halved any more
 
 
@@ -52,8 +53,10 @@ class Laying:
         left, apart = self._approached(left)
         for group in self._groups(left, self.ceiling_us, apart):
             linked = self._linked(group, self.ceiling_us())
-            if linked is None or self.late:
+            if self.late or (linked is None and len(group) == 1):
                 kept += group
+            elif linked is None:
+                self._halve(group)
             elif len(group) == 1:
                 low_us = self._raised(linked, group[0].low_us)
                 kept += [group[0]._replace(low_us=low_us)] if low_us is not None else []
@@ -62,7 +65,7 @@ class Laying:
         return [one for one in kept if one.low_us <= self.ceiling_us()]
 
     def _approached(self, left: list[Left]) -> tuple[list[Left], bool]:
-        """With a bound of all of them together, looked for from below, as lower times are answered sooner; and whether that went no further."""
+        """With a bound of all of them together, looked for from below, as lower times take less; and whether it is the highest."""
         low_us = min((one.low_us for one in left), default=0.0)
         for step in _STEPS:
             trial_us = low_us * step
@@ -82,13 +85,15 @@ class Laying:
     def on_fewer(self, left: list[Left], within_us: float, devices: Callable[[], int]) -> list[Left]:
         """Those that may have a plan within a time on fewer ``devices()`` than the best has, which may fall as plans are offered.
 
-        None where looking for that takes long.
+        Of those only the ones of which the integer program is soon asked; none where looking for them takes long.
         """
         kept, looked = [], 0
         for group in self._groups(left, lambda: within_us):
             linked = self._linked(group, within_us, devices() - 1)
             if linked is None:
-                return []
+                if len(group) > 1:
+                    self._halve(group)
+                continue
             fewest = linked.within(within_us, MOST_LOOKED - looked)
             looked += linked.looked
             if linked.unanswered:
@@ -144,7 +149,7 @@ class Laying:
 
     def _raised(self, linked: Linked, low_us: float) -> float | None:
         """The highest bound of one scenario that can be shown, with the plans met on the way offered; None where that is the ceiling."""
-        high_us, step, trial_us = math.inf, _STEPS[0], min(low_us * _STEPS[0], self.ceiling_us())  # high: there may be a plan, but none was found
+        high_us, step, trial_us = math.inf, _FIRST, min(low_us * _FIRST, self.ceiling_us())  # high: there may be a plan, but none was found
         for _ in range(MOST_TRIALS):
             if linked.within(trial_us) is not None:
                 high_us = min(high_us, trial_us)

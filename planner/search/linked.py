@@ -33,12 +33,12 @@ Floats = npt.NDArray[np.float64]
 Booleans = npt.NDArray[np.bool_]
 MOST_HEADS = 30_000_000  # of all cuts
 MOST_LOOKED = 25_000_000  # steps, for one time
-_SLACK = 1e-12
+_SLACK = 1e-11
 _NEVER = 1 << 40
 
 
 class _Ways(NamedTuple):
-    """Of states or heads: the least loads (first) and those of one real way (then; infinite where there is none), and that way's next step."""
+    """Of states or heads: the least loads (first), those of one real way (then; infinite without one), and that way's next step."""
 
     loads_us: Floats  # [n, 2, loads]
     rows: Ints  # of a state: the stage that begins there; of a head: the number of the state after it
@@ -63,17 +63,18 @@ class Linked:
         one_stage = (1 << len(powers)) if problem.stages is not None else 0
         self._wanted = (problem.stages or 0) << len(powers) | (1 << len(powers)) - 1
         self._width = self._wanted + 1
-        self._covers = np.array([sum(1 << bit for bit, power in enumerate(powers) if count % power == 0) for count in placed.counts.tolist()])
+        self._covers = np.array([sum(1 << bit for bit, power in enumerate(powers) if count % power == 0)
+                                 for count in placed.counts.tolist()])
         after = (np.arange(self._width)[None, :] | self._covers[:, None]) + one_stage
         self._next = np.where(after <= self._wanted, after, -1)  # by allocation and what is covered after it
         self.too_large = (problem.chain.end + 1) * len(placed.heads) * self._width > MOST_HEADS
         self._ways: list[list[int]] = []  # the allocations at each site
         costs, limits, replicas, choices = [], [], [], []
-        self._batches = np.ones(problem.topology.device_count + 1)  # by replicas
+        self._ring = np.zeros(problem.topology.device_count + 1)  # by replicas: what of the parameters a ring carries per microbatch
         for site, allocations in placed.sites.items():
             scenario = covering(problem, [one for one in scenarios if one.admits(site.replicas)])
             if scenario is not None and site.replicas <= max_devices:
-                self._batches[site.replicas] = scenario.batch_microbatches
+                self._ring[site.replicas] = 2 * (site.replicas - 1) / site.replicas / scenario.batch_microbatches
                 for choice, recompute in enumerate(problem.recompute_choices):
                     costs.append(stages.cost_us(problem, scenario, site, recompute))
                     limits.append(stages.max_after(problem, scenario, site, recompute))
@@ -164,8 +165,7 @@ class Linked:
         owner, steps, covered, target = owner[good], steps[good], covered[good], target[good]
         rows, allocations, choices = rows[owner], allocations[owner], choices[owner]
         numbers = numbers[good]
-        counts = placed.counts[allocations]
-        ring = (2 * (counts - 1) / counts * self._sizes[rows] / self._batches[counts])[:, None] * placed.ring_us[allocations]
+        ring = (self._ring[placed.counts[allocations]] * self._sizes[rows])[:, None] * placed.ring_us[allocations]
         good, loads = _within(self._found.loads_us, numbers, ring, time_us)
         order = placed.link_orders[placed.step_order[steps[good]]]
         loads = np.take_along_axis(loads, order[:, None, :], axis=2)
@@ -176,7 +176,8 @@ class Linked:
     def _laid(self, cut: int, allowed: Booleans, before: int) -> tuple[Ints, Ints, Ints, Ints]:
         """Stages that begin at a cut, on every allocation: row, allocation, the most devices after it, and which choice of recomputing.
 
-        Of allocations of one pattern the smallest is enough, unless memory lets more come after a larger one, or it covers more.
+        Of allocations of one pattern the smallest is enough, unless memory lets more come after a larger one, it covers more, or it has
+        longer batches, so that its ring carries less.
         """
         first, stop = self._begins[cut], self._begins[cut + 1]
         ways, rows = np.nonzero(allowed[:, first:stop])
@@ -191,7 +192,9 @@ class Linked:
         order = np.lexsort((choices, self.placed.counts[allocations], pattern, rows))
         rows, allocations, limits, choices, pattern, covers = (
             array[order] for array in (rows, allocations, limits, choices, pattern, covers))
-        worse = (rows[1:] == rows[:-1]) & (pattern[1:] == pattern[:-1]) & (limits[1:] <= limits[:-1]) & (covers[1:] & ~covers[:-1] == 0)
+        ring = self._ring[self.placed.counts[allocations]]
+        worse = (rows[1:] == rows[:-1]) & (pattern[1:] == pattern[:-1]) & (limits[1:] <= limits[:-1])
+        worse &= (covers[1:] & ~covers[:-1] == 0) & (ring[1:] >= ring[:-1])
         keep = np.flatnonzero(np.concatenate([[True], ~worse]))[:len(rows)]
         return rows[keep], allocations[keep], limits[keep], choices[keep]
 
@@ -226,7 +229,7 @@ class Linked:
 
 
 def _within(loads: Floats, numbers: Ints, more: Floats, time_us: float) -> tuple[Ints, Floats]:
-    """Which of those of the loads, each with more, are within T as far as least loads tell; and what they are. Real ways that are not are infinite."""
+    """Which of the numbered loads, each with more, are within T as far as least loads tell, and those; real ways that are not: infinite."""
     limit_us = time_us * (1 + _SLACK)
     good = np.flatnonzero((loads[numbers, 0] + more <= limit_us).all(axis=1))
     found: Floats = loads[numbers[good]] + more[good, None, :]
@@ -238,7 +241,7 @@ def _least_by(keys: Ints, loads: Floats) -> tuple[Ints, Ints, Floats]:
     """The distinct keys in order; for each, the entry whose real way is least busy; and the least loads one by one, and that way's."""
     if not len(keys):
         return keys, keys, loads
-    order = np.lexsort((loads[:, 1].sum(axis=1), loads[:, 1].max(axis=1), keys))
+    order = np.lexsort((loads[:, 1].max(axis=1), keys))
     starts = np.flatnonzero(np.concatenate([[True], np.diff(keys[order]) != 0]))
     chosen = order[starts]
     return keys[chosen], chosen, np.stack([np.minimum.reduceat(loads[order, 0], starts, axis=0), loads[chosen, 1]], axis=1)

@@ -26,7 +26,9 @@ __all__ = ["Placings", "placings"]
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
+MOST_PLACES = 8
 MOST_STEPS = 120_000
+MOST_TRANSFERS = 1_500_000
 MOST_NAMES = 24  # ways to exchange the names of places, all of which are tried
 
 
@@ -52,7 +54,8 @@ class Placings:
         self._own = {p: [i for i, link in enumerate(topology.shared) if link.below == {p}] for p in range(len(topology.places))}
         self._shares: dict[tuple[Allocation, Allocation], list[tuple[float, float]]] = {}
         capacities = topology.capacities
-        self.complete = math.prod((c + 1) * (c + 2) // 2 for c in capacities) // math.prod(
+        self._named = tuple(range(len(topology.places)))
+        self.complete = len(capacities) <= MOST_PLACES and math.prod((c + 1) * (c + 2) // 2 for c in capacities) // math.prod(
             math.factorial(len(group)) for group in self._groups) <= MOST_STEPS
         if self.complete:
             every = itertools.product(*(range(c + 1) for c in capacities))
@@ -61,7 +64,9 @@ class Placings:
 
     def sorted_by(self, *keys: Allocation) -> tuple[int, ...]:
         """Where each place is taken from when interchangeable ones are sorted by these, the largest first."""
-        order = list(range(len(keys[0])))
+        if not self._groups:
+            return self._named
+        order = list(self._named)
         for group in self._groups:
             best = sorted(group, key=lambda p: tuple(-key[p] for key in keys))
             for place, source in zip(group, best, strict=True):
@@ -75,16 +80,20 @@ class Placings:
         steps: list[tuple[int, int, int, int, int]] = []  # allocation, devices after, head, state, order
         orders: dict[tuple[int, ...], int] = {}
         waiting, seen = [nothing], {nothing}
+        every, most = np.array(self.allocations).reshape(-1, len(capacities)), np.array(capacities)
         while waiting:
+            if len(steps) > MOST_STEPS:
+                self.complete = False
+                return
             u = waiting.pop()
-            for index, a in enumerate(self.allocations):
-                total = tuple(map(int.__add__, u, a))
-                if any(t > c for t, c in zip(total, capacities, strict=True)) or (u == nothing and self._moved(a)):
+            for index in np.flatnonzero((every + np.array(u) <= most).all(axis=1)).tolist():
+                a = self.allocations[index]
+                if u == nothing and self._moved(a):
                     continue
-                pattern = self.topology.pattern(a)
+                pattern, total = self.topology.pattern(a), tuple(map(int.__add__, u, a))
                 head = heads.setdefault((u, pattern), len(heads))
                 order = self.sorted_by(total, pattern)
-                after, q = tuple(total[p] for p in order), tuple(pattern[p] for p in order)
+                after, q = (total, pattern) if order == self._named else (tuple(total[p] for p in order), tuple(pattern[p] for p in order))
                 state = states.setdefault((after, q), len(states))
                 steps.append((index, sum(u), head, state, orders.setdefault(order, len(orders))))
                 if after not in seen:
@@ -123,6 +132,8 @@ class Placings:
 
         Only the order of replicas depends on names (:meth:`planner.hardware.topology.Topology.order`).
         """
+        if not self._groups:
+            return list(self.topology.crossings(sender, receiver))
         order = self.sorted_by(sender, receiver)
         key = (tuple(sender[p] for p in order), tuple(receiver[p] for p in order))
         if key not in self._shares:
@@ -152,29 +163,39 @@ class Placings:
         return least
 
     def _pair(self) -> None:
-        """Heads and the states after them, and what a byte sent from one to the other, and one sent back, adds to a link, in microseconds."""
+        """Heads and the states after them, and what a byte sent from one to the other, or back, adds to each link, in microseconds."""
         unit_us = np.array([1e6 / link.link.bandwidth_bytes_per_s for link in self.topology.shared])
-        by_devices: dict[Allocation, list[int]] = {}
-        for state, (u, _) in enumerate(self.states[1:], start=1):
-            by_devices.setdefault(u, []).append(state)
-        known: dict[tuple[Allocation, Allocation], int] = {}
-        shares: list[list[tuple[float, float]]] = []
-        pairs = []
-        for head, (u, pattern) in enumerate(self.heads):
-            for state in by_devices.get(u, ()):
-                key = (pattern, self.states[state][1])
-                if key not in known:
-                    known[key] = len(shares)
-                    shares.append(self._share(*key))
-                pairs.append((state, sum(pattern), head, known[key]))
-        table = np.array(sorted(pairs), dtype=np.int64).reshape(-1, 4)
-        self.transfer_head, self.transfer_share = table[:, 2], table[:, 3]
+        kinds: dict[Allocation, int] = {}
+        before, after = ([(u, kinds.setdefault(pattern, len(kinds))) for u, pattern in nodes] for nodes in (self.heads, self.states))
+        heads, states = _grouped(before), _grouped(after)
+        count = sum(len(heads[u]) * len(states[u]) for u in heads if u in states and any(u))
+        if count > MOST_TRANSFERS:
+            self.complete = False
+            return
+        pairs = [(np.repeat(states[u], len(heads[u])), np.tile(heads[u], len(states[u]))) for u in heads if u in states and any(u)]
+        state = np.concatenate([one for one, _ in pairs]) if pairs else np.zeros(0, dtype=np.int64)
+        head = np.concatenate([one for _, one in pairs]) if pairs else np.zeros(0, dtype=np.int64)
+        sends, receives = (np.array([kind for _, kind in nodes], dtype=np.int64) for nodes in (before, after))
+        keys, share = np.unique(sends[head] * len(kinds) + receives[state], return_inverse=True)
+        patterns = list(kinds)
+        shares = [self._share(patterns[key // len(kinds)], patterns[key % len(kinds)]) for key in keys.tolist()]
+        sizes = np.array([sum(pattern) for pattern in patterns])[sends]
         width = sum(self.topology.capacities) + 2
+        order = np.argsort(state * width + sizes[head], kind="stable")
+        self.transfer_head, self.transfer_share = head[order], share[order]
         wanted = np.arange(len(self.states))[:, None] * width + np.arange(width)
-        self.transfer_bounds = np.searchsorted(table[:, 0] * width + table[:, 1], wanted)  # by state and size of the head's pattern
+        self.transfer_bounds = np.searchsorted((state * width + sizes[head])[order], wanted)  # by state and size of the head's pattern
         both = np.array(shares).reshape(len(shares), self.links, 2)
         self.leaves_us, self.enters_us = both[:, :, 0] * unit_us, both[:, :, 1] * unit_us
         self.ring_us = np.zeros((len(self.allocations), 2 * self.links))  # for a byte over every link of the ring
         for index, a in enumerate(self.allocations):
             for link in self.topology.ring(a).shared:
                 self.ring_us[index, [link, self.links + link]] = unit_us[link]
+
+
+def _grouped(nodes: list[tuple[Allocation, int]]) -> dict[Allocation, Ints]:
+    """The numbers of the nodes by their devices."""
+    found: dict[Allocation, list[int]] = {}
+    for number, (u, _) in enumerate(nodes):
+        found.setdefault(u, []).append(number)
+    return {u: np.array(numbers) for u, numbers in found.items()}
