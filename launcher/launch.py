@@ -15,7 +15,7 @@ from launcher.supervision.collect import collect
 from launcher.supervision.failure import explain
 from launcher.supervision.preflight import check_model, check_schedule, count_updates, threads_per_worker
 from launcher.supervision.process import work
-from launcher.supervision.progress import Progress, last_update, reporting
+from launcher.supervision.progress import Progress, Training, following, last_update
 from launcher.supervision.rundir import RunDirectory, RunSettings
 from launcher.supervision.status import StatusBoard
 from launcher.supervision.surroundings import folder_kept
@@ -79,7 +79,7 @@ def train(plan: Plan, reference: JobReference, settings: TrainSettings, on_progr
     board = StatusBoard.create(directory.status, plan.worker_count)
     outputs = [(directory.stdout(*worker), directory.stderr(*worker)) for worker in workers(plan.replicas)]
     try:
-        with reporting(directory.metrics, board, updates, on_progress):
+        with following(Training(directory.metrics, board, updates), on_progress):
             task = Task(plan, run, pipeline, RunDirectory(directory.path.absolute()))  # a worker's job may change its folder
             engine.run_workers(work, task, outputs=outputs, log=directory.launcher_log)
     except engine.WorkersFailed as error:

@@ -103,11 +103,14 @@ class Evaluation:
 
 
 class EvaluationWorker:
-    """Runs an assignment whose pipeline has no batches: one evaluation of the weights given, which are not changed."""
+    """Runs an assignment whose pipeline has no batches: one evaluation of the weights given, which are not changed.
+
+    They are reported as those after ``batch`` of the run that made them.
+    """
 
     def __init__(self, assignment: Assignment, parameters: Mapping[str, torch.Tensor], buffers: Mapping[str, torch.Tensor],
-                 transport: Transport, observer: Observer | None = None, sink: OutputSink | None = None) -> None:
-        self._pipeline, self._worker = assignment.pipeline, assignment.worker
+                 transport: Transport, observer: Observer | None = None, sink: OutputSink | None = None, batch: int = -1) -> None:
+        self._pipeline, self._worker, self._batch = assignment.pipeline, assignment.worker, batch
         self._links = Links(self._pipeline, self._worker, assignment.program, assignment.evaluation, assignment.evaluation_sizes, transport)
         self._evaluation = Evaluation(assignment, parameters, buffers, transport.reducer(self._worker.stage), self._links,
                                       observer or Observer(), sink)
@@ -119,7 +122,7 @@ class EvaluationWorker:
             PeerLost: another worker went away.
             Exception: whatever the user's model or data raised.
         """
-        self._evaluation.begin(-1)
+        self._evaluation.begin(self._batch)
         for op in operations(self._pipeline, *self._worker):
             self._evaluation.run(op)
         self._links.flush()

@@ -55,15 +55,15 @@ class Programs:
     evaluation: dict[int, Captured]
 
 
-def capture_programs(task: Task, job: Job) -> Programs:
-    """Capture what the run needs.
+def capture_programs(task: Task, job: Job, *, outputs: bool = False) -> Programs:
+    """Capture what the run needs; with ``outputs`` evaluation returns the model's outputs too.
 
     Raises:
         BadInput: the model cannot be captured.
     """
     evaluated = job.evaluation_data if task.pipeline.evaluation_microbatches else None
     sizes = () if evaluated is None else EvaluationSource(evaluated, task.plan.microbatch_size).sizes
-    return Programs(capture_training(job), {size: capture_evaluation(job, size) for size in sorted(set(sizes))})
+    return Programs(capture_training(job), {size: capture_evaluation(job, size, outputs=outputs) for size in sorted(set(sizes))})
 
 
 def assign(task: Task, job: Job, programs: Programs, worker: Worker, device: torch.device) -> Assignment:
