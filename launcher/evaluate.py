@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher.data import EvaluationSource
+from launcher.data import evaluation_samples, evaluation_source
 from launcher.explain import explain as explain_job
 from launcher.graph.capture import Captured, capture_evaluation, capture_training
 from launcher.graph.outputs import check_batched
@@ -32,7 +32,6 @@ from planner.spec.errors import BadInput, Interrupted
 from planner.spec.files import digest, read_document, write_document
 from planner.spec.plan import Plan
 from planner.spec.profile import JobReference
-from planner.spec.schedule import Pipeline
 from planner.spec.summary import EvaluationSummary
 
 __all__ = ["EvaluateSettings", "evaluate"]
@@ -86,18 +85,20 @@ def evaluate(
         split(captured, stages)
         if settings.outputs is None:
             _check_targets(job, captured)
-        outputs = _outputs(job, plan, directory, stages) if settings.outputs is not None else None
-        pipeline = pipeline_of(plan, job, 0, 0)
+        with explain_job("the job's data"):
+            samples = evaluation_samples(job.evaluation_data)
+        outputs = _outputs(job, plan, directory, stages, samples) if settings.outputs is not None else None
+        pipeline = pipeline_of(plan, 0, 0, samples)
     check_weights(source, trained_plan, other, job.model)
 
     run = RunSettings(reference, digest(plan), 0, None, 0, trained.seed, 0, threads, settings.oversubscribe, settings.timeout_s)
     directory.create(plan, run)
     if outputs is not None:
         outputs.create()
-    task = EvaluationTask(plan, run, pipeline, RunDirectory(directory.path.absolute()),  # a worker's job may change its folder
+    task = EvaluationTask(plan, run, pipeline, RunDirectory(directory.path.absolute()), samples,  # a worker's job may change its folder
                           source.weights.absolute(), trained.updates, outputs)
     _run(task, directory, on_progress)
-    summary = _collect(task, directory, EvaluationSource(job.evaluation_data, plan.microbatch_size).sizes)
+    summary = _collect(task, directory)
     if outputs is not None and settings.outputs is not None:
         outputs.save(settings.outputs)
     shutil.rmtree(directory.parts, ignore_errors=True)
@@ -112,20 +113,19 @@ def _check_place(path: Path) -> None:
 
 def _check_targets(job: Job, trained: Captured) -> None:
     with explain_job("the job's data"):
-        sample = EvaluationSource(job.evaluation_data, 1).dataset[0]  # type: ignore[arg-type]  # there are evaluation data
+        sample = evaluation_source(job.evaluation_data, 1, 1).first()[0]  # type: ignore[arg-type]  # there are evaluation data
     if without_targets(job, sample, trained.inputs) is not None:
         raise BadInput("the evaluation data have no targets, so there is no loss", hint="write the model's outputs: --outputs FILE")
 
 
-def _outputs(job: Job, plan: Plan, directory: RunDirectory, stages: list[tuple[str, ...]]) -> OutputFiles:
+def _outputs(job: Job, plan: Plan, directory: RunDirectory, stages: list[tuple[str, ...]], samples: int) -> OutputFiles:
     """The files that the workers will fill, once it is known that the model's outputs have a row a sample."""
-    assert job.evaluation_data is not None
-    sizes = EvaluationSource(job.evaluation_data, plan.microbatch_size).sizes
-    for size in sorted(set(sizes)):
+    full, rest = divmod(samples, plan.microbatch_size)
+    for size in [plan.microbatch_size] * (full > 0) + [rest] * (rest > 0):
         captured = capture_evaluation(job, size, outputs=True)
         split(captured, stages)
         check_batched(captured.outputs, size)
-    return OutputFiles(directory.parts.absolute(), captured.outputs, sum(sizes))
+    return OutputFiles(directory.parts.absolute(), captured.outputs, samples)
 
 
 def _run(task: EvaluationTask, directory: RunDirectory, on_progress: Callable[[Progress], None]) -> None:
@@ -144,16 +144,16 @@ def _run(task: EvaluationTask, directory: RunDirectory, on_progress: Callable[[P
                           hint="run the same command again; nothing has changed") from error
 
 
-def _collect(task: EvaluationTask, directory: RunDirectory, sizes: tuple[int, ...]) -> EvaluationSummary:
-    pipeline: Pipeline = task.pipeline
+def _collect(task: EvaluationTask, directory: RunDirectory) -> EvaluationSummary:
+    pipeline, samples = task.pipeline, task.evaluation_samples
     measured = {worker: measurements(directory, worker) for worker in workers(pipeline.replicas)}
     write_trace(directory, measured)
     duration_s = (max(one.end_ns for one in measured.values()) - min(one.start_ns for one in measured.values())) / 1e9
     values = next(line["evaluation"] for line in read_metrics(directory.metrics) if "evaluation" in line)
     summary = EvaluationSummary(
-        plan_digest=task.settings.plan_digest, update=task.updates, microbatches=len(sizes), samples=sum(sizes), duration_s=duration_s,
-        samples_per_s=sum(sizes) / duration_s, values=values,
-        outputs={} if task.outputs is None else {output.name: (sum(sizes), *output.shape[1:]) for output in task.outputs.outputs},
+        plan_digest=task.settings.plan_digest, update=task.updates, microbatches=pipeline.evaluation_microbatches,
+        samples=samples, duration_s=duration_s, samples_per_s=samples / duration_s, values=values,
+        outputs={} if task.outputs is None else {output.name: (samples, *output.shape[1:]) for output in task.outputs.outputs},
     )
     write_document(summary, directory.evaluation)
     return summary

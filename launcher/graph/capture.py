@@ -12,11 +12,12 @@ import sys
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
 
-from launcher.data import EvaluationSource, MicrobatchSource
+from launcher.data import evaluation_source, length_of, training_source
 from launcher.explain import explain
 from launcher.graph.contexts import bind
 from launcher.graph.export import export
@@ -29,6 +30,7 @@ from launcher.graph.program import Value
 from launcher.graph.randomness import is_random, key_operations
 from launcher.graph.step import Step, layout_of, without_targets
 from launcher.job import Job
+from launcher.samples import collate
 from planner.spec.errors import BadInput
 
 __all__ = ["Captured", "capture_evaluation", "capture_training"]
@@ -70,8 +72,9 @@ def capture_training(job: Job) -> Captured:
     Raises:
         BadInput: the data or the model cannot be used, with the user's own source line.
     """
-    source = MicrobatchSource(job.train_data, job.microbatch_size, shuffle=False)
-    captured = _capture(job, source, evaluation=False)
+    with contextlib.redirect_stdout(sys.stderr), explain("the job's data", None):
+        samples = training_source(job.train_data, job.microbatch_size, shuffle=False).first()
+    captured = _capture(job, samples, evaluation=False)
     loss = next(iter(captured.module.graph.output_node().args[0]))  # type: ignore[arg-type]
     if not captured.values[loss].requires_grad:
         raise BadInput("the loss does not depend on any trainable parameter",
@@ -93,18 +96,18 @@ def capture_evaluation(job: Job, microbatch_size: int, *, outputs: bool = False)
     """
     training = next(iter(_TRAINING.get(job.model, {}).values()), None) or capture_training(job)
     data = job.train_data if job.evaluation_data is None else job.evaluation_data
-    return _capture(job, EvaluationSource(data, min(microbatch_size, len(data))), evaluation=True, training=training,
-                    outputs=outputs)
-
-
-def _capture(job: Job, source: MicrobatchSource | EvaluationSource, *, evaluation: bool, training: Captured | None = None,
-             outputs: bool = False) -> Captured:
+    size = min(microbatch_size, length_of(data) or microbatch_size)
     with contextlib.redirect_stdout(sys.stderr), explain("the job's data", None):
-        sample = source.dataset[0]
-        unlabelled = without_targets(job, sample, training.inputs) if outputs and training is not None else None
-        layout = unlabelled or layout_of(job, sample)
+        samples = evaluation_source(data, size, size).first()
+    return _capture(job, samples, evaluation=True, training=training, outputs=outputs)
+
+
+def _capture(job: Job, samples: Sequence[Any], *, evaluation: bool, training: Captured | None = None, outputs: bool = False) -> Captured:
+    with contextlib.redirect_stdout(sys.stderr), explain("the job's data", None):
+        unlabelled = without_targets(job, samples[0], training.inputs) if outputs and training is not None else None
+        layout = unlabelled or layout_of(job, samples[0])
         device = next(iter(job.model.parameters())).device
-        tensors = tuple(tensor.to(device) for tensor in source.read(0))
+        tensors = tuple(tensor.to(device) for tensor in collate(samples, None))
     step = Step(job, layout, evaluation=evaluation, outputs=outputs, labelled=unlabelled is None)
     lifted = lift(job, export(step, tensors, training=not evaluation), step, layout.names)
     arguments = (*lifted.state, *tensors)

@@ -11,7 +11,6 @@ from pathlib import Path
 import torch
 
 from launcher import devices
-from launcher.data import EvaluationSource
 from launcher.load import load_job
 from launcher.runtime.channel import Worker
 from launcher.runtime.evaluation import EvaluationWorker, OutputSink
@@ -47,10 +46,8 @@ def _evaluate(task: EvaluationTask, rank: int, worker: Worker, board: StatusBoar
     job.model.load_state_dict(torch.load(task.weights, weights_only=True, map_location="cpu", mmap=True))
     board.set(rank, "preparing", "capturing the model")
     assignment = assign(task, job, capture_programs(task, job, outputs=task.outputs is not None), worker, device)
-    assert job.evaluation_data is not None
-    assignment = dataclasses.replace(  # the run has averaged its replicas' buffers; here there is time for loader processes
-        assignment, averaged_buffers=(),
-        evaluation_source=EvaluationSource(job.evaluation_data, task.plan.microbatch_size, job.loader_processes))
+    assignment = dataclasses.replace(  # the run has averaged its replicas' buffers; here loader processes are worth their start
+        assignment, averaged_buffers=(), evaluation_source=task.evaluation_source(job, job.loader_processes))
     parameters, buffers = stage_state(assignment, job.model)
     del job  # the other stages' weights
     memory = PeakMemory([*parameters.values(), *buffers.values()])

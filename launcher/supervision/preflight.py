@@ -11,7 +11,7 @@ import torch
 
 from launcher import devices
 from launcher.blame import one_line
-from launcher.data import MicrobatchSource
+from launcher.data import training_source
 from launcher.graph.capture import Captured
 from launcher.job import Job
 from launcher.supervision.rundir import RunDirectory
@@ -114,7 +114,10 @@ def count_updates(plan: Plan, job: Job, updates: int | None, epochs: int | None)
             raise BadInput(f"{updates} updates is below 1", hint="train for 1 or more updates")
         return updates, 0
     assert epochs is not None
-    per_epoch = MicrobatchSource(job.train_data, plan.microbatch_size).per_epoch
+    per_epoch = training_source(job.train_data, plan.microbatch_size).per_epoch
+    if per_epoch is None:
+        raise BadInput(f"train_data is an iterable without len(), so how many updates {epochs} epochs have is not known",
+                       hint="say how long to train with --steps N", code="unknown_length")
     batches, rest = divmod(epochs * per_epoch, plan.batch_microbatches)
     if batches < 1:
         raise BadInput(f"{epochs} epochs have {epochs * per_epoch} microbatches, one update needs {plan.batch_microbatches}",

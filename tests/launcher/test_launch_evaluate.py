@@ -206,4 +206,4 @@ def test_outputs_must_have_a_row_a_sample(trained: Trained, tmp_path: Path) -> N
     reference, settings = copied(trained, tmp_path, JOB.replace('"hidden": hidden}', '"hidden": hidden.T}'))
     with pytest.raises(PipedreamError) as caught:
         evaluate(make_plan(reference, (1, 1)), reference, dataclasses.replace(settings, outputs=tmp_path / "o.pt"), lambda progress: None)
-    assert "'hidden' has shape (16, 3) for 3 samples" in caught.value.message
+    assert "'hidden' has shape (16, 4) for 4 samples" in caught.value.message
