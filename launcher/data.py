@@ -8,7 +8,7 @@ a sample is, :mod:`launcher.samples`.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -60,8 +60,10 @@ def evaluation_source(
     return EvaluationStream(data, microbatch_size, samples, processes)  # type: ignore[arg-type]
 
 
-def evaluation_samples(data: MapDataset | Iterable[Any] | None) -> int:
+def evaluation_samples(data: MapDataset | Iterable[Any] | None, on_count: Callable[[int], None] = lambda samples: None) -> int:
     """How many samples held-out data have (None: 0); an iterable that does not say it is read through.
+
+    ``on_count`` is told how many have been counted, so that who waits for data that never end sees it.
 
     Raises:
         BadInput: there are none.
@@ -69,7 +71,7 @@ def evaluation_samples(data: MapDataset | Iterable[Any] | None) -> int:
     if data is None:
         return 0
     known = length_of(data)
-    samples = count_samples(data) if known is None else known  # type: ignore[arg-type]
+    samples = count_samples(data, on_count) if known is None else known  # type: ignore[arg-type]
     if samples < 1:
         raise BadInput("evaluation_data is empty: 0 samples", hint="check what the data set reads")
     return samples

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ from launcher.supervision.evaluating import evaluate as work
 from launcher.supervision.failure import explain
 from launcher.supervision.outputs import OutputFiles
 from launcher.supervision.preflight import check_model, check_weights, threads_per_worker
-from launcher.supervision.progress import Evaluating, Progress, following, read_metrics
+from launcher.supervision.progress import Evaluating, Progress, counting, following, read_metrics
 from launcher.supervision.rundir import RunDirectory, RunSettings
 from launcher.supervision.status import StatusBoard
 from launcher.supervision.surroundings import folder_kept
@@ -86,21 +87,26 @@ def evaluate(
         if settings.outputs is None:
             _check_targets(job, captured)
         with explain_job("the job's data"):
-            samples = evaluation_samples(job.evaluation_data)
-        outputs = _outputs(job, plan, directory, stages, samples) if settings.outputs is not None else None
+            samples = evaluation_samples(job.evaluation_data, counting(on_progress))
+        outputs = None if settings.outputs is None else _outputs(job, plan, settings.outputs.absolute(), stages, samples)
         pipeline = pipeline_of(plan, 0, 0, samples)
     check_weights(source, trained_plan, other, job.model)
 
     run = RunSettings(reference, digest(plan), 0, None, 0, trained.seed, 0, threads, settings.oversubscribe, settings.timeout_s)
-    directory.create(plan, run)
-    if outputs is not None:
-        outputs.create()
     task = EvaluationTask(plan, run, pipeline, RunDirectory(directory.path.absolute()), samples,  # a worker's job may change its folder
                           source.weights.absolute(), trained.updates, outputs)
-    _run(task, directory, on_progress)
-    summary = _collect(task, directory)
-    if outputs is not None and settings.outputs is not None:
-        outputs.save(settings.outputs)
+    if outputs is not None:
+        outputs.create()
+    try:
+        directory.create(plan, run)
+        _run(task, directory, on_progress)
+        summary = _collect(task, directory)
+        if outputs is not None and settings.outputs is not None:
+            on_progress(Progress("writing the outputs", summary.microbatches, summary.microbatches, None, None))
+            outputs.save(settings.outputs)
+    finally:
+        if outputs is not None:
+            outputs.remove()
     shutil.rmtree(directory.parts, ignore_errors=True)
     return summary
 
@@ -118,14 +124,14 @@ def _check_targets(job: Job, trained: Captured) -> None:
         raise BadInput("the evaluation data have no targets, so there is no loss", hint="write the model's outputs: --outputs FILE")
 
 
-def _outputs(job: Job, plan: Plan, directory: RunDirectory, stages: list[tuple[str, ...]], samples: int) -> OutputFiles:
-    """The files that the workers will fill, once it is known that the model's outputs have a row a sample."""
+def _outputs(job: Job, plan: Plan, path: Path, stages: list[tuple[str, ...]], samples: int) -> OutputFiles:
+    """The files beside ``path`` that the workers will fill, once it is known that the model's outputs have a row a sample."""
     full, rest = divmod(samples, plan.microbatch_size)
     for size in [plan.microbatch_size] * (full > 0) + [rest] * (rest > 0):
         captured = capture_evaluation(job, size, outputs=True)
         split(captured, stages)
         check_batched(captured.outputs, size)
-    return OutputFiles(directory.parts.absolute(), captured.outputs, samples)
+    return OutputFiles(path.with_name(f".{path.name}.parts-{os.getpid()}"), captured.outputs, samples)
 
 
 def _run(task: EvaluationTask, directory: RunDirectory, on_progress: Callable[[Progress], None]) -> None:

@@ -17,7 +17,7 @@ from launcher.supervision.collect import collect
 from launcher.supervision.failure import explain
 from launcher.supervision.preflight import check_model, check_schedule, count_updates, threads_per_worker
 from launcher.supervision.process import work
-from launcher.supervision.progress import Progress, Training, following, last_update
+from launcher.supervision.progress import Progress, Training, counting, following, last_update
 from launcher.supervision.rundir import RunDirectory, RunSettings
 from launcher.supervision.status import StatusBoard
 from launcher.supervision.surroundings import folder_kept
@@ -70,7 +70,7 @@ def train(plan: Plan, reference: JobReference, settings: TrainSettings, on_progr
         job = sized(load_job(reference, seed=settings.seed), plan)
         updates, left_out = count_updates(plan, job, settings.updates, settings.epochs)
         with explain_job("the job's data"):
-            samples = evaluation_samples(job.evaluation_data)
+            samples = evaluation_samples(job.evaluation_data, counting(on_progress))
         pipeline = pipeline_of(plan, updates, settings.evaluate_every, samples)
         check_schedule(plan, pipeline)
         captured = capture_training(job)

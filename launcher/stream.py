@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from launcher.graph.randomness import data_randomness
@@ -105,9 +105,13 @@ class EvaluationStream:
                            hint="let each iter() of the data set give the same samples, as many as its len() says if it has one")
 
 
-def count_samples(dataset: Iterable[Any]) -> int:
-    """How many samples one pass over a finite iterable gives, by reading all of them."""
-    return sum(len(samples) for samples in _cut(dataset, 1024, ("evaluation",)))
+def count_samples(dataset: Iterable[Any], on_count: Callable[[int], None]) -> int:
+    """How many samples one pass over a finite iterable gives, by reading all of them; ``on_count`` is told how many there are so far."""
+    total = 0
+    for samples in _cut(dataset, 256, ("evaluation",)):
+        total += len(samples)
+        on_count(total)
+    return total
 
 
 def _cut(dataset: Iterable[Any], size: int, key: tuple[str | int, ...]) -> Iterator[list[Any]]:

@@ -83,8 +83,9 @@ def _of_size(report: OnProgress, job: Job, sizes: int) -> OnProgress:
 def _with_size(job: Job, microbatch_size: int) -> Job:
     samples = length_of(job.train_data)
     if microbatch_size < 1 or (samples is not None and microbatch_size > samples):
-        known = "an unknown number" if samples is None else samples
-        raise BadInput(f"a microbatch of {microbatch_size} samples, and train_data has {known}", hint=f"use 1 to {samples or 'as many'}")
+        found = "an unknown number" if samples is None else samples
+        raise BadInput(f"a microbatch of {microbatch_size} samples, and train_data has {found}",
+                       hint="use 1 or more" if samples is None else f"use 1 to {samples}")
     return dataclasses.replace(job, microbatch_size=microbatch_size)
 
 

@@ -11,6 +11,8 @@ gathered, and no process holds more than what the system keeps in memory anyway:
 from __future__ import annotations
 
 import math
+import os
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,10 +34,27 @@ class OutputFiles:
     samples: int
 
     def create(self) -> None:
-        """Make the files, of the right length, empty on the disk until they are written to."""
-        for index in range(len(self.outputs)):
-            with self._path(index).open("wb") as file:
-                file.truncate(self._elements(index) * self.outputs[index].dtype.itemsize)
+        """Make the folder and the files, with all the room they need: a write to memory that the disk cannot hold kills.
+
+        Raises:
+            BadInput: the disk has no room, or the folder cannot be made.
+        """
+        total = sum(map(self._bytes, range(len(self.outputs))))
+        try:
+            self.folder.mkdir()
+            for index in range(len(self.outputs)):
+                with self._path(index).open("wb") as file:
+                    if self._bytes(index) and hasattr(os, "posix_fallocate"):
+                        os.posix_fallocate(file.fileno(), 0, self._bytes(index))
+                    file.truncate(self._bytes(index))
+        except OSError as error:
+            self.remove()
+            raise BadInput(f"cannot make room for {total} bytes of outputs in {self.folder.parent}: {error.strerror}",
+                           hint="choose another place for --outputs, or evaluate fewer samples") from error
+
+    def remove(self) -> None:
+        """Take the files away."""
+        shutil.rmtree(self.folder, ignore_errors=True)
 
     def open(self) -> tuple[torch.Tensor, ...]:
         """The files as tensors of shape (samples, ...): writing to them is writing to the files."""
@@ -59,6 +78,9 @@ class OutputFiles:
 
     def _path(self, index: int) -> Path:
         return self.folder / f"output{index}"
+
+    def _bytes(self, index: int) -> int:
+        return self._elements(index) * self.outputs[index].dtype.itemsize
 
     def _elements(self, index: int) -> int:
         return self.samples * math.prod(self.outputs[index].shape[1:])

@@ -13,14 +13,14 @@ from typing import Any
 from launcher.supervision.status import StatusBoard
 from planner.spec.schedule import parse_op
 
-__all__ = ["Evaluating", "Progress", "Training", "following", "last_update", "read_metrics"]
+__all__ = ["Evaluating", "Progress", "Training", "counting", "following", "last_update", "read_metrics"]
 
 _EVERY_S = 0.2
 
 
 @dataclass(frozen=True)
 class Progress:
-    """``phase`` is "starting workers", what they prepare, "training", "evaluating" or "saving"."""
+    """``phase`` is "starting workers", what they prepare, "training", "evaluating" or "saving"; what follows two spaces is detail."""
 
     phase: str
     update: int
@@ -86,6 +86,11 @@ class Evaluating:
             phase, self._done = "saving", self._microbatches
         self._done = max(self._done, *(parse_op(slot.text).index for slot in last if slot.state in ("running", "waiting")), 0)
         return Progress(phase or "evaluating", self._done, self._microbatches, None, None)
+
+
+def counting(report: Callable[[Progress], None]) -> Callable[[int], None]:
+    """Reports how many samples of the evaluation data have been counted."""
+    return lambda samples: report(Progress(f"counting the evaluation data  {samples} samples", 0, 0, None, None))
 
 
 @contextlib.contextmanager

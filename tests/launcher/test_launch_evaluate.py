@@ -130,7 +130,18 @@ def test_values_and_outputs_are_the_models(trained: Trained, run: Evaluate, tmp_
     assert (summary.samples, summary.update, summary.microbatches) == (SAMPLES, 8, -(-SAMPLES // microbatch_size))
     assert seen[-1].update == seen[-1].updates == summary.microbatches
     directory = RunDirectory(tmp_path / "evaluation")
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
     assert directory.evaluation.is_file() and directory.trace.is_file() and not directory.parts.exists()
+
+
+def test_a_replica_may_have_nothing_to_do(trained: Trained, run: Evaluate) -> None:
+    summary = run((1, 3), evaluation=7)
+    assert (summary.microbatches, summary.samples) == (2, 7)
+    data = [load_job(trained.reference).evaluation_data[index] for index in range(7)]  # type: ignore[index]
+    with torch.no_grad():
+        logits = trained.model()(torch.stack([x for x, _ in data]))["logits"]
+    expected = nn.functional.cross_entropy(logits, torch.stack([y for _, y in data]))
+    assert summary.values["loss"] == pytest.approx(float(expected), abs=1e-6)
 
 
 def test_data_without_targets_give_outputs_only(trained: Trained, run: Evaluate, tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ def test_outputs_need_a_row_a_sample() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.bool])
 def test_replicas_write_their_rows_of_one_file(tmp_path: Path, dtype: torch.dtype) -> None:
     outputs = (Value("output", (4, 3), dtype, False), Value("none", (4, 0), dtype, False))
-    files = OutputFiles(tmp_path, outputs, 10)
+    files = OutputFiles(tmp_path / "parts", outputs, 10)
     files.create()
     whole = (torch.arange(30).view(10, 3) % 7).to(dtype)
     for replica in range(2):
@@ -63,6 +63,15 @@ def test_replicas_write_their_rows_of_one_file(tmp_path: Path, dtype: torch.dtyp
         files.save(tmp_path / "nowhere" / "saved.pt")
     dataclasses.replace(files, outputs=outputs[:1]).save(tmp_path / "one.pt")
     assert torch.equal(torch.load(tmp_path / "one.pt", weights_only=True), whole)
+    files.remove()
+    assert {path.name for path in tmp_path.iterdir()} == {"saved.pt", "one.pt"}
+
+
+def test_outputs_that_the_disk_cannot_hold_are_refused_at_once(tmp_path: Path) -> None:
+    huge = OutputFiles(tmp_path / "parts", (Value("output", (4, 10**6), torch.float64, False),), 10**9)
+    with pytest.raises(BadInput, match=f"cannot make room for {8 * 10**15} bytes of outputs in {tmp_path}"):
+        huge.create()
+    assert not list(tmp_path.iterdir())
 
 
 class OwnLoss(nn.Module):

@@ -110,7 +110,9 @@ def test_random_streams_are_equal_for_all_readers_differ_by_epoch_and_seed_and_l
 
 @pytest.mark.parametrize("data", [Plain(11), Counting(11)])
 def test_evaluation_counts_once_and_keeps_the_smaller_last_microbatch(data: Any) -> None:
-    samples = evaluation_samples(data)
+    counted: list[int] = []
+    samples = evaluation_samples(data, counted.append)
+    assert counted[-1] == 11
     source = evaluation_source(data, 4, samples)
     assert samples == 11 and source.sizes == (4, 4, 3)
     assert [x.tolist() for (x,) in source.iterate(range(3), (0,))] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10]]
