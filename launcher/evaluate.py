@@ -69,6 +69,7 @@ def evaluate(
     threads = threads_per_worker(plan, settings.threads, settings.oversubscribe)
     directory, source = RunDirectory(Path(settings.run_directory)), RunDirectory(Path(settings.resume))
     directory.check_unused()
+    place = None if settings.outputs is None else settings.outputs.absolute()  # the job may change the folder
     if settings.outputs is not None:
         _check_place(settings.outputs)
     source.check_finished()
@@ -84,11 +85,11 @@ def evaluate(
         other = capture_training(sized(job, trained_plan)) if trained_plan.microbatch_size != plan.microbatch_size else captured
         stages = [stage.layers for stage in plan.stages]
         split(captured, stages)
-        if settings.outputs is None:
+        if place is None:
             _check_targets(job, captured)
         with explain_job("the job's data"):
             samples = evaluation_samples(job.evaluation_data, counting(on_progress))
-        outputs = None if settings.outputs is None else _outputs(job, plan, settings.outputs.absolute(), stages, samples)
+        outputs = None if place is None else _outputs(job, plan, place, stages, samples)
         pipeline = pipeline_of(plan, 0, 0, samples)
     check_weights(source, trained_plan, other, job.model)
 
@@ -101,9 +102,9 @@ def evaluate(
         directory.create(plan, run)
         _run(task, directory, on_progress)
         summary = _collect(task, directory)
-        if outputs is not None and settings.outputs is not None:
+        if outputs is not None and place is not None:
             on_progress(Progress("writing the outputs", summary.microbatches, summary.microbatches, None, None))
-            outputs.save(settings.outputs)
+            outputs.save(place)
     finally:
         if outputs is not None:
             outputs.remove()

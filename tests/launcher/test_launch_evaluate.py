@@ -24,6 +24,8 @@ from tests.launcher.launching import JOB_DATA, make_plan, write_job
 SAMPLES = 23  # microbatches of 4: the last one has 3
 
 JOB = JOB_DATA + '''
+import os
+
 class Net(nn.Module):
     """Two outputs, of which one is made by an early layer; statistics and dropout tell evaluation from training."""
     def __init__(self, width):
@@ -49,7 +51,8 @@ class Held(Data):
 def loss(outputs, targets): return nn.functional.cross_entropy(outputs["logits"], targets)
 def accuracy(outputs, targets): return (outputs["logits"].argmax(-1) == targets).float().mean()
 
-def job(evaluation: int = 23, targets: bool = True, width: int = 16, broken: int = -1, loaders: int = 0):
+def job(evaluation: int = 23, targets: bool = True, width: int = 16, broken: int = -1, loaders: int = 0, folder: str = "."):
+    os.chdir(folder)
     return Job(model=Net(width), loss=loss, train_data=Data(64), evaluation_data=Held(evaluation, targets, broken) if evaluation else None,
                optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9), microbatch_size=4,
                metrics={"accuracy": accuracy}, loader_processes=loaders)
@@ -132,6 +135,13 @@ def test_values_and_outputs_are_the_models(trained: Trained, run: Evaluate, tmp_
     directory = RunDirectory(tmp_path / "evaluation")
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
     assert directory.evaluation.is_file() and directory.trace.is_file() and not directory.parts.exists()
+
+
+def test_a_job_that_changes_its_folder_changes_no_path(run: Evaluate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "elsewhere").mkdir()
+    run((1, 1), outputs=Path("outputs.pt"), folder=str(tmp_path / "elsewhere"))
+    assert (tmp_path / "outputs.pt").is_file() and not list((tmp_path / "elsewhere").iterdir())
 
 
 def test_a_replica_may_have_nothing_to_do(trained: Trained, run: Evaluate) -> None:
