@@ -62,6 +62,7 @@ def test_a_loader_process_in_trouble_is_named_and_nobody_is_left(tmp_path: Path,
     with pytest.raises(WorkerFailure) as caught:
         run(tmp_path / "failed", (1, 1), loaders=2, trouble=trouble)
     assert words in caught.value.message and "failed at " in caught.value.message
+    assert ("fewer loader_processes" in caught.value.hint) == (trouble == "kill")
     assert ("its_job.py:" in caught.value.message) == (trouble == "raise")
     servers = {process.pid for process in psutil.Process().children()}  # multiprocessing's own, which fork the workers
     grandchildren = [process for process in psutil.Process().children(recursive=True) if process.pid not in servers]
