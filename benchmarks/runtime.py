@@ -104,7 +104,6 @@ def cuts_of(case: Case, parts: int) -> str:
 
 def our_ms(case: Case, plan_file: Path, number: int) -> tuple[float, float]:
     """Milliseconds per microbatch, measured and predicted."""
-    from launcher.load import load_job
     from launcher.runtime.channel import workers
     from launcher.supervision.rundir import RunDirectory, RunSettings
     from launcher.supervision.status import StatusBoard
@@ -118,7 +117,7 @@ def our_ms(case: Case, plan_file: Path, number: int) -> tuple[float, float]:
     settings = RunSettings(plan.job, digest(plan), case.steps, None, 0, 0, 0, 1, False, 300.0)
     directory.create(plan, settings)
     StatusBoard.create(directory.status, plan.worker_count)
-    task = Task(plan, settings, pipeline_of(plan, load_job(plan.job, seed=0), case.steps, 0), directory)
+    task = Task(plan, settings, pipeline_of(plan, case.steps, 0, 0), directory, 0)
     (case.folder / "task").write_bytes(pickle.dumps(task))
     start(case, "benchmarks.pair.ours", case.folder / "task")
     last = workers(plan.replicas)[-1]

@@ -1,145 +1,88 @@
-"""Microbatches of a data set as flat tuples of tensors, addressed by their place in one continuous stream.
+"""Microbatches of a data set, addressed by their place in one continuous stream.
 
-A sample (``(inputs, targets)``, nested tuples and dicts allowed) is flattened to its tensors in a fixed
-order, each with a name such as ``inputs`` or ``inputs.attention_mask``. A stage reads only the
-*positions* its layers use, so targets never travel through the pipeline::
-
-    stage 0 reads positions (0,)  -> (inputs,)         of microbatch 17
-    stage 3 reads positions (1,)  -> (targets,)        of microbatch 17
-
-Microbatch m of the stream belongs to epoch ``m // per_epoch``, whose order is a permutation drawn from
-(seed, epoch): any worker can read any microbatch at any time.
+Microbatch m of a map-style data set belongs to epoch ``m // per_epoch``, whose order is a permutation drawn from
+(seed, epoch): any worker can read any microbatch at any time. For an iterable one see :mod:`launcher.stream`; what
+a sample is, :mod:`launcher.samples`.
 """
 
 from __future__ import annotations
 
-import ctypes
 import functools
-import os
-import platform
-import signal
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
-from torch.utils.data import DataLoader, Dataset, default_collate
+from torch.utils.data import IterableDataset
 
 from launcher.graph.randomness import data_randomness, stable_hash
 from launcher.job import MapDataset
+from launcher.loading import Microbatch, load
+from launcher.samples import collate
+from launcher.stream import EvaluationStream, StreamSource, count_samples
 from planner.spec.errors import BadInput
 
-__all__ = ["EvaluationSource", "MicrobatchSource", "SampleLayout", "flatten_sample", "sample_layout"]
+__all__ = ["EvaluationSource", "MicrobatchSource", "evaluation_samples", "evaluation_source", "is_map_style", "length_of",
+           "training_source"]
 
 
-@dataclass(frozen=True)
-class SampleLayout:
-    """The fixed order of a sample's tensors: their ``names``, and how to put them together again."""
-
-    names: tuple[str, ...]
-    spec: pytree.TreeSpec
-
-    def unflatten(self, tensors: Sequence[torch.Tensor]) -> Any:
-        """The sample's own nesting: lists for tuples, dicts for mappings."""
-        return pytree.tree_unflatten(list(tensors), self.spec)
+def is_map_style(data: Any) -> bool:
+    """Whether samples are read by index, rather than by going through the data (a torch ``IterableDataset`` is not)."""
+    return hasattr(data, "__getitem__") and hasattr(data, "__len__") and not isinstance(data, IterableDataset)
 
 
-def flatten_sample(sample: Any) -> tuple[list[Any], pytree.TreeSpec]:
-    """A sample's leaves in order, and its nesting."""
-    return pytree.tree_flatten(_plain(sample))
-
-
-def sample_layout(sample: Any, *, pair: bool) -> SampleLayout:
-    """The layout of ``sample``; ``pair`` names its two parts ``inputs`` and ``targets``."""
-    paths, spec = pytree.tree_flatten_with_path(_plain(sample))
-    names = []
-    for path, _ in paths:
-        keys = [str(getattr(key, "key", getattr(key, "idx", key))) for key in path]
-        if pair:
-            keys[0] = ("inputs", "targets")[int(keys[0])]
-        names.append(".".join(keys) or "input")
-    return SampleLayout(tuple(names), spec)
-
-
-def _plain(sample: Any) -> Any:
-    """Tuples as lists and mappings as dicts with sorted keys, so that the order never depends on the sample."""
-    if isinstance(sample, Mapping):
-        return {key: _plain(sample[key]) for key in sorted(sample, key=str)}
-    if isinstance(sample, tuple | list):
-        return [_plain(item) for item in sample]
-    return sample
-
-
-def _collate(samples: Sequence[Any], positions: Sequence[int] | None) -> tuple[torch.Tensor, ...]:
-    """Stack the samples' leaves at ``positions`` (None: all)."""
-    flat = [flatten_sample(sample) for sample in samples]
-    leaves, spec = flat[0]
-    for other, other_spec in flat[1:]:
-        if other_spec != spec:
-            raise BadInput(f"two samples of the data differ in structure: {len(leaves)} and {len(other)} values",
-                           hint="return the same tuple or dict of tensors for every index")
-    chosen = range(len(leaves)) if positions is None else positions
-    return tuple(_stack([values[position] for values, _ in flat], position) for position in chosen)
-
-
-def _stack(values: list[Any], position: int) -> torch.Tensor:
+def length_of(data: Any) -> int | None:
+    """How many samples the data say they have; None when they do not say."""
     try:
-        stacked = default_collate(values)
-    except (TypeError, RuntimeError, ValueError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise BadInput(f"value {position} of the samples cannot be stacked to a microbatch: {reason}",
-                       hint="return tensors of equal shape for every index") from error
-    if not isinstance(stacked, torch.Tensor):
-        raise BadInput(f"value {position} of a sample is a {type(values[0]).__name__}, not a tensor",
-                       hint="return tensors, arrays or numbers only")
-    return stacked
+        return len(data)
+    except (TypeError, NotImplementedError):
+        return None
 
 
-class _Microbatches(Dataset[tuple[torch.Tensor, ...]]):
-    """The data set as torch's DataLoader sees it: an index is a whole microbatch."""
+def training_source(
+    data: MapDataset | Iterable[Any], microbatch_size: int, shuffle: bool | None = None, seed: int = 0, processes: int = 0
+) -> MicrobatchSource | StreamSource:
+    """The endless stream of training microbatches of ``data``; ``shuffle`` is for map-style data.
 
-    def __init__(self, source: MicrobatchSource | EvaluationSource, positions: Sequence[int] | None) -> None:
-        self.source, self.positions = source, positions
-
-    def __getitem__(self, microbatch: int) -> tuple[torch.Tensor, ...]:
-        if self.positions is not None and not self.positions:
-            return ()  # a stage in the middle reads no data
-        with data_randomness(*self.source.key, microbatch):
-            samples = [self.source.dataset[index] for index in self.source.samples(microbatch)]
-        return _collate(samples, self.positions)
-
-
-def _load(source: MicrobatchSource | EvaluationSource, indices: Iterable[int], positions: Sequence[int] | None,
-          processes: int) -> Iterator[tuple[torch.Tensor, ...]]:
-    loader = DataLoader(_Microbatches(source, positions), batch_size=None, sampler=indices,
-                        num_workers=processes if positions is None or positions else 0, collate_fn=_unchanged,
-                        worker_init_fn=functools.partial(_follow, os.getpid()),
-                        generator=torch.Generator())  # one of its own, so that the process's is left alone
-    return iter(loader)
-
-
-def _follow(worker: int, index: int) -> None:
-    """In a loader process: let the kernel end it with its worker, however that ends.
-
-    torch itself looks every 5 seconds whether its parent is another one than at first, which is too late to see one that was gone by then.
+    Raises:
+        BadInput: the data have fewer samples than a microbatch.
     """
-    if platform.system() == "Linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
-    if os.getppid() != worker:
-        os._exit(1)
+    if is_map_style(data):
+        return MicrobatchSource(data, microbatch_size, shuffle is not False, seed, processes)  # type: ignore[arg-type]
+    return StreamSource(data, microbatch_size, length_of(data), seed, processes)  # type: ignore[arg-type]
 
 
-def _unchanged(value: Any) -> Any:
-    return value
+def evaluation_source(
+    data: MapDataset | Iterable[Any], microbatch_size: int, samples: int, processes: int = 0
+) -> EvaluationSource | EvaluationStream:
+    """The microbatches of held-out data of :func:`evaluation_samples` samples."""
+    if is_map_style(data):
+        return EvaluationSource(data, microbatch_size, processes)  # type: ignore[arg-type]
+    return EvaluationStream(data, microbatch_size, samples, processes)  # type: ignore[arg-type]
+
+
+def evaluation_samples(data: MapDataset | Iterable[Any] | None, on_count: Callable[[int], None] = lambda samples: None) -> int:
+    """How many samples held-out data have (None: 0); an iterable that does not say it is read through.
+
+    ``on_count`` is told how many have been counted, so that who waits for data that never end sees it.
+
+    Raises:
+        BadInput: there are none.
+    """
+    if data is None:
+        return 0
+    known = length_of(data)
+    samples = count_samples(data, on_count) if known is None else known  # type: ignore[arg-type]
+    if samples < 1:
+        raise BadInput("evaluation_data is empty: 0 samples", hint="check what the data set reads")
+    return samples
 
 
 class MicrobatchSource:
     """Training data as an endless stream of full microbatches."""
 
-    def __init__(self, dataset: MapDataset, microbatch_size: int, shuffle: bool = True, seed: int = 0, processes: int = 0) -> None:
-        self.dataset, self.microbatch_size, self.shuffle, self.seed, self.processes = dataset, microbatch_size, shuffle, seed, processes
-        self.key = ("training", seed)
+    def __init__(self, dataset: MapDataset, microbatch_size: int, shuffle: bool | None = True, seed: int = 0, processes: int = 0) -> None:
+        self.dataset, self.microbatch_size, self.seed, self.processes = dataset, microbatch_size, seed, processes
+        self.shuffle = shuffle is not False
         self.per_epoch = len(dataset) // microbatch_size
         """Full microbatches of one epoch; samples that do not fill one are left out."""
         if self.per_epoch < 1:
@@ -166,13 +109,19 @@ class MicrobatchSource:
             return list(range(first, last))
         return [int(index) for index in self._order(epoch)[first:last]]
 
-    def read(self, microbatch: int, positions: Sequence[int] | None = None) -> tuple[torch.Tensor, ...]:
-        """One microbatch's tensors at ``positions`` (None: all), in that order."""
-        return _Microbatches(self, positions)[microbatch]
+    def first(self) -> list[Any]:
+        """The first samples of the data, as many as a microbatch has."""
+        return _samples(self.dataset, range(self.microbatch_size), "training", self.seed, 0)
 
-    def iterate(self, indices: Iterable[int], positions: Sequence[int] | None = None) -> Iterator[tuple[torch.Tensor, ...]]:
+    def read(self, microbatch: int, positions: Sequence[int] | None = None) -> Microbatch:
+        """One microbatch's tensors at ``positions`` (None: all), in that order."""
+        return collate(_samples(self.dataset, self.samples(microbatch), "training", self.seed, microbatch), positions)
+
+    def iterate(self, indices: Iterable[int], positions: Sequence[int] | None = None) -> Iterator[Microbatch]:
         """The microbatches ``indices`` in order, read ahead by ``processes`` loader processes."""
-        return _load(self, indices, positions, self.processes)
+        if positions is not None and not positions:
+            return (() for _ in indices)  # a stage in the middle reads no data
+        return load(functools.partial(self.read, positions=positions), indices, self.processes)
 
 
 class EvaluationSource:
@@ -180,7 +129,6 @@ class EvaluationSource:
 
     def __init__(self, dataset: MapDataset, microbatch_size: int, processes: int = 0) -> None:
         self.dataset, self.microbatch_size, self.processes = dataset, microbatch_size, processes
-        self.key = ("evaluation",)
         full, rest = divmod(len(dataset), microbatch_size)
         self.sizes: tuple[int, ...] = (microbatch_size,) * full + ((rest,) if rest else ())
 
@@ -189,10 +137,21 @@ class EvaluationSource:
         first = microbatch * self.microbatch_size
         return range(first, first + self.sizes[microbatch])
 
-    def read(self, microbatch: int, positions: Sequence[int] | None = None) -> tuple[torch.Tensor, ...]:
-        """One microbatch's tensors at ``positions`` (None: all), in that order."""
-        return _Microbatches(self, positions)[microbatch]
+    def first(self) -> list[Any]:
+        """The samples of the first microbatch."""
+        return _samples(self.dataset, self.samples(0), "evaluation", 0)
 
-    def iterate(self, indices: Iterable[int], positions: Sequence[int] | None = None) -> Iterator[tuple[torch.Tensor, ...]]:
+    def read(self, microbatch: int, positions: Sequence[int] | None = None) -> Microbatch:
+        """One microbatch's tensors at ``positions`` (None: all), in that order."""
+        return collate(_samples(self.dataset, self.samples(microbatch), "evaluation", microbatch), positions)
+
+    def iterate(self, indices: Iterable[int], positions: Sequence[int] | None = None) -> Iterator[Microbatch]:
         """The microbatches ``indices`` in order."""
-        return _load(self, indices, positions, self.processes)
+        if positions is not None and not positions:
+            return (() for _ in indices)
+        return load(functools.partial(self.read, positions=positions), indices, self.processes)
+
+
+def _samples(dataset: MapDataset, indices: Iterable[int], *key: str | int) -> list[Any]:
+    with data_randomness(*key):
+        return [dataset[index] for index in indices]

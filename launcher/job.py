@@ -6,7 +6,7 @@ A job file has a factory that returns a :class:`Job`::
         return Job(
             model=Net(width),
             loss=nn.functional.cross_entropy,
-            train_data=dataset,                     # map-style: (inputs, targets)
+            train_data=dataset,                     # (inputs, targets)
             evaluation_data=held_out,
             optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=3e-4),
             microbatch_size=8,
@@ -15,7 +15,7 @@ A job file has a factory that returns a :class:`Job`::
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -45,6 +45,10 @@ class Job:
 
     ``loss(outputs, targets)`` must return the mean over the microbatch. Without ``loss`` a sample is
     what the model takes, and the model returns its loss: a scalar, or an object with ``.loss``.
+    Data are map-style, or an iterable (a torch ``IterableDataset``, or any object whose every ``iter()`` gives the samples
+    from the start), which is read in its own order: see :mod:`launcher.stream`. ``shuffle`` None draws a new order
+    for each epoch of map-style data; what an iterable does is its own matter, and True is refused for one.
+    ``loader_processes`` read ahead for each worker that needs data; one of them, if there are any, reads an iterable.
     ``optimizer`` is called once per worker with that stage's parameters, or, if its argument is called
     ``named_parameters``, with pairs of name and parameter. ``metrics`` are computed in
     evaluation, ``metric(outputs, targets)`` being a mean over the microbatch too.
@@ -53,13 +57,13 @@ class Job:
     """
 
     model: torch.nn.Module
-    train_data: MapDataset
+    train_data: MapDataset | Iterable[Any]
     optimizer: Callable[[Any], torch.optim.Optimizer]
     microbatch_size: int
     loss: Callable[[Any, Any], torch.Tensor] | None = None
-    evaluation_data: MapDataset | None = None
+    evaluation_data: MapDataset | Iterable[Any] | None = None
     metrics: Mapping[str, Callable[[Any, Any], torch.Tensor]] = field(default_factory=dict)
-    shuffle: bool = True
+    shuffle: bool | None = None
     loader_processes: int = 0
     scheduler: Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler] | None = None
     clip_norm: float | None = None

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from launcher.data import evaluation_samples
+from launcher.explain import explain as explain_job
 from launcher.graph.capture import capture_training
 from launcher.graph.split import split
 from launcher.load import load_job
@@ -15,7 +17,7 @@ from launcher.supervision.collect import collect
 from launcher.supervision.failure import explain
 from launcher.supervision.preflight import check_model, check_schedule, count_updates, threads_per_worker
 from launcher.supervision.process import work
-from launcher.supervision.progress import Progress, last_update, reporting
+from launcher.supervision.progress import Progress, Training, counting, following, last_update
 from launcher.supervision.rundir import RunDirectory, RunSettings
 from launcher.supervision.status import StatusBoard
 from launcher.supervision.surroundings import folder_kept
@@ -67,7 +69,9 @@ def train(plan: Plan, reference: JobReference, settings: TrainSettings, on_progr
     with folder_kept():
         job = sized(load_job(reference, seed=settings.seed), plan)
         updates, left_out = count_updates(plan, job, settings.updates, settings.epochs)
-        pipeline = pipeline_of(plan, job, updates, settings.evaluate_every)
+        with explain_job("the job's data"):
+            samples = evaluation_samples(job.evaluation_data, counting(on_progress))
+        pipeline = pipeline_of(plan, updates, settings.evaluate_every, samples)
         check_schedule(plan, pipeline)
         captured = capture_training(job)
         check_model(plan, captured)
@@ -79,8 +83,8 @@ def train(plan: Plan, reference: JobReference, settings: TrainSettings, on_progr
     board = StatusBoard.create(directory.status, plan.worker_count)
     outputs = [(directory.stdout(*worker), directory.stderr(*worker)) for worker in workers(plan.replicas)]
     try:
-        with reporting(directory.metrics, board, updates, on_progress):
-            task = Task(plan, run, pipeline, RunDirectory(directory.path.absolute()))  # a worker's job may change its folder
+        with following(Training(directory.metrics, board, updates), on_progress):
+            task = Task(plan, run, pipeline, RunDirectory(directory.path.absolute()), samples)  # a worker's job may change its folder
             engine.run_workers(work, task, outputs=outputs, log=directory.launcher_log)
     except engine.WorkersFailed as error:
         raise explain(directory, plan.replicas, board, error.exit_codes, settings.timeout_s) from error

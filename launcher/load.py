@@ -18,8 +18,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils.data import DataLoader
 
 from launcher.blame import one_line, user_line
+from launcher.data import is_map_style, length_of
 from launcher.graph.randomness import stable_hash
 from launcher.job import Job
 from planner.spec.errors import BadInput, PipedreamError
@@ -222,17 +224,29 @@ def _check(job: Any, target: str) -> Job:
         raise BadInput(f"{target}: loader_processes {job.loader_processes!r} is not a whole number from 0", hint="use 0 for none")
     if job.clip_norm is not None and not (isinstance(job.clip_norm, int | float) and 0 < job.clip_norm < float("inf")):
         raise BadInput(f"{target}: clip_norm {job.clip_norm!r} is not a number above 0", hint="use for example 1.0, or None for none")
-    for field, data in (("train_data", job.train_data), ("evaluation_data", job.evaluation_data)):
-        if data is None:
-            if field == "evaluation_data":
-                continue
-            raise BadInput(f"{target}: train_data is None", hint="give Job(train_data=...) a map-style data set")
-        if not hasattr(data, "__len__") or not hasattr(data, "__getitem__"):
-            raise BadInput(f"{target}: {field} is a {type(data).__name__} without len() and indexing", hint="use a map-style data set")
-        if len(data) < 1:
-            raise BadInput(f"{target}: {field} is empty: 0 samples", hint="check what the data set reads")
-    if job.microbatch_size > len(job.train_data):
-        samples = len(job.train_data)
+    if job.train_data is None:
+        raise BadInput(f"{target}: train_data is None", hint="give Job(train_data=...) a data set")
+    _check_data(f"{target}: train_data", job.train_data)
+    if job.evaluation_data is not None:
+        _check_data(f"{target}: evaluation_data", job.evaluation_data)
+    samples = length_of(job.train_data)
+    if samples is not None and job.microbatch_size > samples:
         raise BadInput(f"{target}: a microbatch of {job.microbatch_size} samples is larger than train_data, which has {samples}",
                        hint=f"use a microbatch_size up to {samples}")
+    if job.shuffle and not is_map_style(job.train_data):
+        raise BadInput(f"{target}: shuffle=True, and train_data is an iterable, whose order is its own",
+                       hint="leave shuffle out, and shuffle in the data set: set_epoch(epoch) is called where it has that")
     return job
+
+
+def _check_data(name: str, data: Any) -> None:
+    kind = type(data).__name__
+    if isinstance(data, DataLoader):
+        raise BadInput(f"{name} is a {kind}, which makes batches of its own", hint="give the data set that it reads")
+    if hasattr(data, "__next__"):
+        raise BadInput(f"{name} is a {kind}, an iterator, which can be gone through only once",
+                       hint="give an object whose __iter__ begins anew each time, such as a torch IterableDataset")
+    if not is_map_style(data) and not hasattr(data, "__iter__"):
+        raise BadInput(f"{name} is a {kind} without len() and indexing, and is no iterable", hint="use a torch Dataset or IterableDataset")
+    if length_of(data) == 0:
+        raise BadInput(f"{name} is empty: 0 samples", hint="check what the data set reads")

@@ -21,7 +21,7 @@ from pdcli.options import SETTINGS
 __all__ = ["cli", "main"]
 
 COMMANDS = {"profile": "pdcli.profile_cmd", "plan": "pdcli.plan_cmd", "simulate": "pdcli.simulate_cmd",
-            "train": "pdcli.train_cmd"}  # in the order of use
+            "train": "pdcli.train_cmd", "eval": "pdcli.eval_cmd"}  # in the order of use
 
 
 class LazyGroup(click.Group):
@@ -49,6 +49,7 @@ def cli(context: click.Context) -> None:
     pipedream plan profile.json    stages, replicas, placement   -> plan.json
     pipedream simulate plan.json   what its schedule does when   -> timeline, idle time, memory
     pipedream train plan.json      one worker per device         -> run directory
+    pipedream eval plan.json       what its weights give         -> loss, metrics, outputs
     """
     if context.invoked_subcommand is None:
         click.echo(context.get_help())

@@ -17,8 +17,8 @@ from click.core import ParameterSource
 
 from planner.spec.errors import BadInput
 
-__all__ = ["COUNT", "RATE", "SECONDS", "SETTINGS", "command_line", "common", "parse_quantity", "parse_settings", "seed", "settings",
-           "threads"]
+__all__ = ["COUNT", "RATE", "SECONDS", "SETTINGS", "command_line", "common", "oversubscribe", "parse_quantity", "parse_settings", "seed",
+           "settings", "threads", "timeout"]
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 Setting = str | int | float | bool
@@ -49,6 +49,9 @@ settings = click.option("--set", "settings", metavar="NAME=VALUE", multiple=True
 seed = click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=0, show_default=True,
                     help="Seed of weights, data order and dropout.")
 threads = click.option("--threads", type=click.IntRange(1, 4096), help="Threads a worker computes with on a CPU.")
+oversubscribe = click.option("--oversubscribe", is_flag=True, help="Allow more workers than this machine has devices.")
+timeout = click.option("--timeout", type=SECONDS, default=300.0, show_default=True, metavar="SECONDS",
+                       help="A worker silent for so long has failed.")
 
 NOT_STORED = {"as_json", "verbose", "debug", "output", "check", "sweep", "plot", "explain"}  # they do not change what a file holds
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shlex
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,9 +36,8 @@ __all__ = ["command"]
 @click.option("--evaluate-every", type=click.IntRange(min=0), default=0, metavar="STEPS", help="Evaluate this often; always at the end.")
 @options.seed
 @options.threads
-@click.option("--oversubscribe", is_flag=True, help="Allow more workers than this machine has devices.")
-@click.option("--timeout", type=options.SECONDS, default=300.0, show_default=True, metavar="SECONDS",
-              help="A worker silent for so long has failed.")
+@options.oversubscribe
+@options.timeout
 @options.common
 def command(out: Output, plan: str, job: str | None, settings: tuple[str, ...], steps: int | None, epochs: int | None, run_dir: str | None,
             evaluate_every: int, seed: int, threads: int | None, oversubscribe: bool, timeout: float) -> None:
@@ -66,12 +66,20 @@ def command(out: Output, plan: str, job: str | None, settings: tuple[str, ...], 
     left_out = read_document(RunSettings, directory.settings).left_out_microbatches
     if left_out:
         out.text(f"left out: the last {left_out} microbatches, which do not fill a batch of {document.batch_microbatches}")
-    out.text(f"weights: {directory.weights}")
+    load = f"model.load_state_dict(torch.load({str(directory.weights)!r}))"
+    next_step = evaluation_command(plan, directory, threads, oversubscribe) if summary.evaluations else load
+    out.text(f"weights: {directory.weights}" + ("" if next_step is load else f"   ({load})"))
     out.text(f"trace:   {directory.trace}   (open it at https://ui.perfetto.dev)")
-    next_step = f"model.load_state_dict(torch.load({str(directory.weights)!r}))"
     out.next(next_step)
     message = f"trained {summary.updates} updates, {summary.samples} samples in {summary.duration_s:.1f} s"
     out.json(message, next_step, facts(document, summary, directory))
+
+
+def evaluation_command(plan: str, directory: RunDirectory, threads: int | None, oversubscribe: bool) -> str:
+    """The command that evaluates the run's weights again, on the devices that it was trained on."""
+    words = ["pipedream", "eval", plan, "--resume", str(directory.path)]
+    words += ["--threads", str(threads)] if threads is not None else []
+    return shlex.join([*words, "--oversubscribe"] if oversubscribe else words)
 
 
 def job_reference(plan: Plan, job: str | None, settings: tuple[str, ...]) -> JobReference:

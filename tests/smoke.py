@@ -72,12 +72,18 @@ def main(command: str) -> None:
         for path in ("plan.json", "summary.json", "metrics.jsonl", "trace.json", "weights.pt"):
             smoke.check(f"run directory has {path}", (smoke.folder / "run" / path).is_file(), sorted((smoke.folder / "run").iterdir()))
         json.loads((smoke.folder / "run" / "trace.json").read_text(encoding="utf-8"))
+        evaluated = smoke.run("eval", "plan.json", "--resume", "run", "--outputs", "outputs.pt", "--oversubscribe")
+        difference = evaluated["values"]["loss"] - train["evaluations"][-1]["values"]["loss"]
+        smoke.check("eval finds what train found", abs(difference) < 1e-6, evaluated)
+        smoke.check("eval writes outputs", (smoke.folder / "outputs.pt").is_file() and evaluated["outputs"], evaluated)
 
         smoke.run("profile", "missing.py", exit_code=2)
         smoke.run("plan", "profile.json", "--policy", "no-such", exit_code=2)
         smoke.run("plan", "profile.json", *two, "--memory", "1KiB", "-o", "never.json", exit_code=3)
         smoke.check("no plan was written", not (smoke.folder / "never.json").exists())
         smoke.run("train", "plan.json", "--steps", "1", "--set", "width=32", "--run-dir", "other", exit_code=4)
+        smoke.run("eval", "plan.json", "--resume", "run", "--set", "width=32", "--oversubscribe", exit_code=4)
+        smoke.run("eval", "plan.json", "--resume", "other", exit_code=2)
         print(f"{smoke.passed} passed, 0 failed")
 
 

@@ -12,11 +12,12 @@ import sys
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
 
-from launcher.data import EvaluationSource, MicrobatchSource
+from launcher.data import evaluation_source, length_of, training_source
 from launcher.explain import explain
 from launcher.graph.contexts import bind
 from launcher.graph.export import export
@@ -27,8 +28,9 @@ from launcher.graph.layers import align, group
 from launcher.graph.lifted import Lifted, lift
 from launcher.graph.program import Value
 from launcher.graph.randomness import is_random, key_operations
-from launcher.graph.step import Step, layout_of
+from launcher.graph.step import Step, layout_of, without_targets
 from launcher.job import Job
+from launcher.samples import collate
 from planner.spec.errors import BadInput
 
 __all__ = ["Captured", "capture_evaluation", "capture_training"]
@@ -51,6 +53,7 @@ class Captured:
     buffers: tuple[str, ...]  # and parameters that do not require a gradient
     inputs: tuple[str, ...]  # flattened data tensors, such as "inputs" and "targets"
     results: tuple[str, ...]  # the loss first, then metrics
+    outputs: tuple[Value, ...]  # returned after the results: what the model itself returns, where that was asked for
     values: Mapping[Node, Value]
     free: frozenset[Node]
     tied: Mapping[str, tuple[str, ...]]
@@ -69,8 +72,9 @@ def capture_training(job: Job) -> Captured:
     Raises:
         BadInput: the data or the model cannot be used, with the user's own source line.
     """
-    source = MicrobatchSource(job.train_data, job.microbatch_size, shuffle=False)
-    captured = _capture(job, source, evaluation=False)
+    with contextlib.redirect_stdout(sys.stderr), explain("the job's data", None):
+        samples = training_source(job.train_data, job.microbatch_size, shuffle=False).first()
+    captured = _capture(job, samples, evaluation=False)
     loss = next(iter(captured.module.graph.output_node().args[0]))  # type: ignore[arg-type]
     if not captured.values[loss].requires_grad:
         raise BadInput("the loss does not depend on any trainable parameter",
@@ -80,10 +84,11 @@ def capture_training(job: Job) -> Captured:
     return captured
 
 
-def capture_evaluation(job: Job, microbatch_size: int) -> Captured:
+def capture_evaluation(job: Job, microbatch_size: int, *, outputs: bool = False) -> Captured:
     """The evaluation step for ``microbatch_size`` samples: the loss, then the job's metrics.
 
-    Its layers are a subset of training's, and each uses only parameters and buffers that training's
+    With ``outputs`` what the model returns comes after them, and the evaluation data may lack the targets; then
+    there is no loss and no metric. The step's layers are a subset of training's, and each uses only parameters and buffers that training's
     layer uses, so that both are cut at the same names.
 
     Raises:
@@ -91,15 +96,19 @@ def capture_evaluation(job: Job, microbatch_size: int) -> Captured:
     """
     training = next(iter(_TRAINING.get(job.model, {}).values()), None) or capture_training(job)
     data = job.train_data if job.evaluation_data is None else job.evaluation_data
-    return _capture(job, EvaluationSource(data, min(microbatch_size, len(data))), evaluation=True, training=training)
-
-
-def _capture(job: Job, source: MicrobatchSource | EvaluationSource, *, evaluation: bool, training: Captured | None = None) -> Captured:
+    size = min(microbatch_size, length_of(data) or microbatch_size)
     with contextlib.redirect_stdout(sys.stderr), explain("the job's data", None):
-        layout = layout_of(job, source.dataset[0])
+        samples = evaluation_source(data, size, size).first()
+    return _capture(job, samples, evaluation=True, training=training, outputs=outputs)
+
+
+def _capture(job: Job, samples: Sequence[Any], *, evaluation: bool, training: Captured | None = None, outputs: bool = False) -> Captured:
+    with contextlib.redirect_stdout(sys.stderr), explain("the job's data", None):
+        unlabelled = without_targets(job, samples[0], training.inputs) if outputs and training is not None else None
+        layout = unlabelled or layout_of(job, samples[0])
         device = next(iter(job.model.parameters())).device
-        tensors = tuple(tensor.to(device) for tensor in source.read(0))
-    step = Step(job, layout, evaluation=evaluation)
+        tensors = tuple(tensor.to(device) for tensor in collate(samples, None))
+    step = Step(job, layout, evaluation=evaluation, outputs=outputs, labelled=unlabelled is None)
     lifted = lift(job, export(step, tensors, training=not evaluation), step, layout.names)
     arguments = (*lifted.state, *tensors)
     facts = observe(lifted.module, arguments, grad=not evaluation)
@@ -157,6 +166,7 @@ def _assemble(lifted: Lifted, facts: Facts, together: list[frozenset[Node]], ste
         layers = _aligned(layers, training, names, together)
     digest = fingerprint(module, layers, [names[node] for node in lifted.placeholders], facts.values)
     uses = {names[node]: _layers_using(node, layers) for node in (*trainable, *changing)}
+    outputs = _outputs(module, facts, step)
     bound = bind(module)
     before = {name: tuple(bound.get(node, node) for node in members) for name, members in layers.items()}
     layers = key_operations(module, before, {bound.get(node, node): value for node, value in facts.values.items()})
@@ -167,8 +177,7 @@ def _assemble(lifted: Lifted, facts: Facts, together: list[frozenset[Node]], ste
 
     values = {now(node): value for node, value in values.items()}
     free = frozenset(map(now, free))
-    results = ("loss", *(step.metrics if training is not None else ()))
-    return Captured(module, training is None, layers, lifted.parameters, lifted.buffers, lifted.inputs, results, values, free,
+    return Captured(module, training is None, layers, lifted.parameters, lifted.buffers, lifted.inputs, step.results, outputs, values, free,
                     {name: where for name, where in uses.items() if len(where) > 1}, frozenset(names[node] for node in changing),
                     lifted.aliases, digest)
 
@@ -201,6 +210,13 @@ def _value(node: Node, facts: Facts, *, grad: bool) -> Value | None:
     if not all(isinstance(length, int) for seen in (tensor, exported) if isinstance(seen, torch.Tensor) for length in seen.shape):
         return None
     return Value(node.name, tuple(tensor.shape), tensor.dtype, grad and tensor.requires_grad)
+
+
+def _outputs(module: GraphModule, facts: Facts, step: Step) -> tuple[Value, ...]:
+    """What the step returns after its results."""
+    nodes: tuple[Node, ...] = tuple(module.graph.output_node().args[0])  # type: ignore[arg-type]
+    tensors = [facts.values[node] for node in nodes[len(step.results):]]
+    return tuple(Value(name, tuple(tensor.shape), tensor.dtype, False) for name, tensor in zip(step.output_names, tensors, strict=True))
 
 
 def _layers_using(node: Node, layers: Mapping[str, Sequence[Node]]) -> tuple[str, ...]:

@@ -28,7 +28,8 @@ class StageProgram:
     """One stage of the model, for training or for evaluation.
 
     Called as ``module(*parameters, *buffers, *received, *inputs)``; returns a tuple, in the order of
-    ``sent`` (every stage but the last) or ``results`` (the last: the loss first, then metrics).
+    ``sent`` (every stage but the last) or ``results`` (the last: the loss first, then metrics), after which come
+    the model's outputs where they were asked for.
     A tensor that only passes through this stage to a later one is both received and sent.
     Buffers may be updated in place (BatchNorm's running statistics); ``written`` says which.
     """

@@ -8,16 +8,28 @@ Without a loss function the sample is what the model takes, and the model return
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
-from launcher.data import SampleLayout, flatten_sample, sample_layout
+from launcher.graph.outputs import named_outputs
 from launcher.job import Job
+from launcher.samples import SampleLayout, flatten_sample, sample_layout
 from planner.spec.errors import BadInput
 
-__all__ = ["Step", "layout_of"]
+__all__ = ["Step", "layout_of", "without_targets"]
+
+
+def without_targets(job: Job, sample: Any, trained: Sequence[str]) -> SampleLayout | None:
+    """The layout of a sample that has only the inputs among ``trained``, training's data tensors; None when it has more or other ones."""
+    alone = sample_layout(sample, pair=False)
+    if job.loss is None:
+        return alone if alone.names and set(alone.names) < set(trained) else None
+    names = tuple("inputs" if name == "input" else f"inputs.{name}" for name in alone.names)
+    wanted = tuple(name for name in trained if name == "inputs" or name.startswith("inputs."))
+    return SampleLayout(names, alone.spec) if names == wanted else None
 
 
 def layout_of(job: Job, sample: Any) -> SampleLayout:
@@ -36,27 +48,48 @@ def layout_of(job: Job, sample: Any) -> SampleLayout:
     return sample_layout(sample, pair=pair)
 
 
-class Step(nn.Module):
-    """``forward(*tensors)`` returns the loss, in evaluation followed by the metrics in the job's order."""
+class _Noted:
+    """What an exported step found out by running; a plain attribute of the module would be put back by the export."""
 
-    def __init__(self, job: Job, layout: SampleLayout, *, evaluation: bool) -> None:
+    names: tuple[str, ...] = ()
+
+
+class Step(nn.Module):
+    """``forward(*tensors)`` returns the loss, in evaluation followed by the metrics in the job's order.
+
+    With ``outputs`` what the model itself returns comes after them, and ``output_names`` says, once the step has run,
+    how it is called; a sample that is not ``labelled`` (it has no targets) has outputs only.
+    """
+
+    def __init__(self, job: Job, layout: SampleLayout, *, evaluation: bool, outputs: bool = False, labelled: bool = True) -> None:
         super().__init__()
         self.model = job.model
         self.loss: Any = job.loss  # a module among them is registered and so captured with its buffers
         self.layout = layout
-        self.metrics: dict[str, Any] = dict(job.metrics) if evaluation else {}
+        self.metrics: dict[str, Any] = dict(job.metrics) if evaluation and labelled else {}
+        self.labelled, self.outputs, self._noted = labelled, outputs, _Noted()
+        self.results = ("loss", *self.metrics) if labelled else ()
         for index, metric in enumerate(self.metrics.values()):
             if isinstance(metric, nn.Module):
                 self.add_module(f"metric_{index}", metric)
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         sample = self.layout.unflatten(tensors)
-        if self.loss is None:
-            return (_own_loss(_call(self.model, sample)),)
-        inputs, targets = sample
-        outputs = _call(self.model, inputs)
-        loss = self.loss(outputs, targets)
-        return (_scalar(loss, "loss"), *(_scalar(metric(outputs, targets), name) for name, metric in self.metrics.items()))
+        if self.loss is None or not self.labelled:
+            outputs = _call(self.model, sample)
+            results: tuple[torch.Tensor, ...] = (_own_loss(outputs),) if self.labelled else ()
+        else:
+            inputs, targets = sample
+            outputs = _call(self.model, inputs)
+            loss = self.loss(outputs, targets)
+            results = (_scalar(loss, "loss"), *(_scalar(metric(outputs, targets), name) for name, metric in self.metrics.items()))
+        named = named_outputs(outputs) if self.outputs else {}
+        self._noted.names = tuple(named)
+        return (*results, *named.values())
+
+    @property
+    def output_names(self) -> tuple[str, ...]:
+        return self._noted.names
 
 
 def _call(model: nn.Module, inputs: Any) -> Any:

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 
 from launcher import devices
+from launcher.data import training_source
 from launcher.graph.capture import Captured
 from launcher.graph.split import split
 from launcher.graph.step import Step, layout_of
@@ -32,7 +33,7 @@ def check_capture(job: Job, captured: Captured, state: Mapping[str, torch.Tensor
         BadInput: the loss or a gradient differs; the message has both numbers.
     """
     parameters = {name: state[name] for name in captured.parameters}
-    step = Step(job, layout_of(job, job.train_data[0]), evaluation=False)
+    step = Step(job, layout_of(job, training_source(job.train_data, 1, shuffle=False).first()[0]), evaluation=False)
     (program,) = split(captured, [list(captured.layers)])
     arguments = [state[name] for name in (*program.parameters, *program.buffers)] + [data[place].clone() for place in program.inputs]
     modes = {module: module.training for module in step.modules()}

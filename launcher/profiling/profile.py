@@ -11,7 +11,7 @@ import torch
 from torch.fx import Node
 
 from launcher import devices
-from launcher.data import MicrobatchSource
+from launcher.data import length_of, training_source
 from launcher.explain import explain
 from launcher.graph.capture import Captured, capture_training
 from launcher.job import Job
@@ -81,9 +81,11 @@ def _of_size(report: OnProgress, job: Job, sizes: int) -> OnProgress:
 
 
 def _with_size(job: Job, microbatch_size: int) -> Job:
-    samples = len(job.train_data)
-    if not 1 <= microbatch_size <= samples:
-        raise BadInput(f"a microbatch of {microbatch_size} samples, and train_data has {samples}", hint=f"use 1 to {samples}")
+    samples = length_of(job.train_data)
+    if microbatch_size < 1 or (samples is not None and microbatch_size > samples):
+        found = "an unknown number" if samples is None else samples
+        raise BadInput(f"a microbatch of {microbatch_size} samples, and train_data has {found}",
+                       hint="use 1 or more" if samples is None else f"use 1 to {samples}")
     return dataclasses.replace(job, microbatch_size=microbatch_size)
 
 
@@ -91,7 +93,7 @@ def _measure(job: Job, captured: Captured, reference: JobReference, device: Devi
              report: OnProgress) -> Profile:
     place = devices.torch_device()
     with explain("the job's data"):
-        data = [tensor.to(place) for tensor in MicrobatchSource(job.train_data, job.microbatch_size, job.shuffle, seed).read(0)]
+        data = [tensor.to(place) for tensor in training_source(job.train_data, job.microbatch_size, job.shuffle, seed).read(0)]
     state = job.model.state_dict(keep_vars=True)
     report("checking the captured graph against the model", 0, 1)
     with explain("the training step", None):

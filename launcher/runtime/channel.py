@@ -110,7 +110,8 @@ def edges(pipeline: Pipeline) -> tuple[Edge, ...]:
     for stage, (r, following) in enumerate(itertools.pairwise(pipeline.replicas)):
         for microbatch in range(math.lcm(r, following)):
             before, after = Worker(stage, microbatch % r), Worker(stage + 1, microbatch % following)
-            result += [Edge("F", before, after), Edge("B", after, before)]
+            if pipeline.batches:
+                result += [Edge("F", before, after), Edge("B", after, before)]
             if pipeline.evaluation_microbatches:
                 result.append(Edge("E", before, after))
     return tuple(result)

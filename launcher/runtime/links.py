@@ -35,15 +35,17 @@ class Links:
         self._receivers: dict[Edge, Receiver] = {}
         stage, in_flight = worker.stage, pipeline.in_flight
         for before in self._neighbours(stage - 1):
-            forwards = _count(pipeline, before, worker, pipeline.microbatches)
-            self._receive("F", before, (program.received for _ in range(forwards)), transport)
-            self._send("B", before, in_flight[before.stage], transport)
+            if pipeline.batches:
+                forwards = _count(pipeline, before, worker, pipeline.microbatches)
+                self._receive("F", before, (program.received for _ in range(forwards)), transport)
+                self._send("B", before, in_flight[before.stage], transport)
             if pipeline.evaluation_microbatches:
                 self._receive("E", before, self._evaluation_messages(pipeline, before, evaluation, evaluation_sizes), transport)
         for after in self._neighbours(stage + 1):
-            backwards = _count(pipeline, worker, after, pipeline.microbatches)
-            self._send("F", after, in_flight[stage], transport)
-            self._receive("B", after, (gradient_values(program.sent) for _ in range(backwards)), transport)
+            if pipeline.batches:
+                backwards = _count(pipeline, worker, after, pipeline.microbatches)
+                self._send("F", after, in_flight[stage], transport)
+                self._receive("B", after, (gradient_values(program.sent) for _ in range(backwards)), transport)
             if pipeline.evaluation_microbatches:
                 self._send("E", after, _EVALUATION_WINDOW if _admissions_fall(pipeline) else None, transport)
 
@@ -101,10 +103,9 @@ class Links:
         self, pipeline: Pipeline, before: Worker, evaluation: Mapping[int, StageProgram], sizes: Sequence[int]
     ) -> Iterator[Sequence[Value]]:
         shared = [e for e in range(pipeline.evaluation_microbatches) if _meets(pipeline, before, e) and _meets(pipeline, self._worker, e)]
-        for batch in range(pipeline.batches):
-            if pipeline.evaluates_after(batch):
-                for index in shared:
-                    yield evaluation[sizes[index]].received
+        for _ in pipeline.evaluated_batches():
+            for index in shared:
+                yield evaluation[sizes[index]].received
 
 
 def _meets(pipeline: Pipeline, worker: Worker, microbatch: int) -> bool:
@@ -119,10 +120,12 @@ def _count(pipeline: Pipeline, before: Worker, after: Worker, microbatches: int)
 
 
 def _admissions_fall(pipeline: Pipeline) -> bool:
-    """Whether no stage runs further ahead than the one before it.
+    """Whether no stage runs further ahead than the one before it, or none trains at all.
 
     Then a stage that reaches an evaluation has been sent all it needs to reach it, and the stage
     before may wait for it; otherwise a bounded send could wait in a circle.
     """
+    if not pipeline.batches:
+        return True
     admitted = [r * depth for r, depth in zip(pipeline.replicas, pipeline.in_flight, strict=True)]
     return all(a >= b for a, b in itertools.pairwise(admitted))

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
+
+import torch
 
 from planner.spec.schedule import Op
 
-__all__ = ["Observer"]
+__all__ = ["Observer", "awaited"]
 
 
 class Observer:
@@ -26,3 +29,13 @@ class Observer:
 
     def evaluated(self, batch: int, values: Mapping[str, float]) -> None:
         """Means over the evaluation data with the weights after ``batch``; at the last stage only."""
+
+
+def awaited(observer: Observer, op: Op, receive: Callable[[int], tuple[torch.Tensor, ...]]) -> tuple[torch.Tensor, ...]:
+    """What ``op`` receives from another worker, with the wait for it told to ``observer``."""
+    start = time.monotonic_ns()
+    observer.waiting(op)
+    tensors = receive(op.index)
+    observer.running(op)
+    observer.spent(op, "wait", start, time.monotonic_ns())
+    return tensors

@@ -129,9 +129,14 @@ class RemoteTransport:
 
 @contextlib.contextmanager
 def peer_errors(edge: Edge | None) -> Iterator[None]:
-    """Turn torch.distributed's errors into :class:`PeerLost`, which names the other side."""
+    """Turn torch.distributed's errors into :class:`PeerLost`, which names the other side.
+
+    The death of a loader process is told by a signal handler, wherever this process happens to be: that is no peer's doing.
+    """
     try:
         yield
     except RuntimeError as error:
+        if str(error).startswith("DataLoader worker"):
+            raise
         where = "the workers" if edge is None else f"{edge.source} and {edge.destination} ({edge.kind})"
         raise PeerLost(f"connection between {where}: {str(error).splitlines()[0]}") from error

@@ -19,7 +19,7 @@ from launcher.optimizer import OptimizerFactory, SchedulerFactory
 from launcher.runtime.channel import Transport, Worker
 from launcher.runtime.evaluation import Evaluation
 from launcher.runtime.links import Links
-from launcher.runtime.observer import Observer
+from launcher.runtime.observer import Observer, awaited
 from launcher.runtime.replicas import GradientReduction, averaged_buffers, sum_over_replicas
 from launcher.runtime.source import Source
 from launcher.runtime.stage import Stage
@@ -98,11 +98,7 @@ class StageWorker:
         self._losses: dict[int, torch.Tensor] = {}  # by microbatch: more than one batch's may be in flight
         self._evaluation: Evaluation | None = None
         if self._pipeline.evaluation_microbatches and assignment.evaluation_source is not None:
-            indices = range(self.worker.replica, self._pipeline.evaluation_microbatches, self._replica_step)
-            self._evaluation = Evaluation(
-                assignment.evaluation, assignment.evaluation_sizes, indices, assignment.evaluation_source, self._reducer,
-                parameters, buffers, assignment.averaged_buffers, self._device)
-        self._evaluated_batch = -1
+            self._evaluation = Evaluation(assignment, parameters, buffers, self._reducer, self._links, self._observer)
 
     def run(self) -> None:
         """Run every operation of this worker.
@@ -111,7 +107,9 @@ class StageWorker:
             PeerLost: another worker went away.
             Exception: whatever the user's model, data or optimizer raised.
         """
-        steps = {"F": self._forward, "B": self._backward, "U": self._update, "E": self._evaluate}
+        steps = {"F": self._forward, "B": self._backward, "U": self._update}
+        if self._evaluation is not None:
+            steps["E"] = self._evaluation.run
         for op in operations(self._pipeline, *self.worker):
             steps[op.kind](op)
         self._links.flush()
@@ -123,7 +121,7 @@ class StageWorker:
         return own | dict(zip(self._averaged, averages, strict=True))
 
     def _forward(self, op: Op) -> None:
-        received = self._await(op, self._links.receive_activations)
+        received = awaited(self._observer, op, self._links.receive_activations)
         start = time.monotonic_ns()
         inputs = [tensor.to(self._device) for tensor in next(self._inputs)]
         ready = time.monotonic_ns()
@@ -145,7 +143,7 @@ class StageWorker:
             with self._keyed(op.index):
                 self._stage.recompute(op.index)
             self._observer.spent(op, "recompute", start, time.monotonic_ns())
-        gradients = self._await(op, self._links.receive_gradients)
+        gradients = awaited(self._observer, op, self._links.receive_gradients)
         start = time.monotonic_ns()
         results = self._stage.backward(op.index, gradients)
         self.weights.discard(self._needed_from(self.weights.newest))
@@ -174,35 +172,8 @@ class StageWorker:
         self._observer.spent(op, "update", clipped, time.monotonic_ns())
         self._observer.updated(op.index, loss)
         if self._pipeline.evaluates_after(op.index) and self._evaluation is not None:
-            self._evaluated_batch = op.index
-            self._evaluation.begin()
-            self._finish_evaluation()
+            self._evaluation.begin(op.index)
 
     def _needed_from(self, newest: int) -> int:
         """The oldest version that a forward still to come uses, with ``newest`` updates done."""
         return self._rule(self._next_forward, newest) if self._next_forward < self._pipeline.microbatches else newest
-
-    def _evaluate(self, op: Op) -> None:
-        assert self._evaluation is not None  # the schedule has no E without evaluation microbatches
-        received = self._await(op, self._links.receive_evaluation)
-        start = time.monotonic_ns()
-        outputs = self._evaluation.run(op.index, received, self._evaluation.next_inputs())
-        if not self._last:
-            self._links.send_evaluation(op.index, outputs)
-        self._observer.spent(op, "evaluate", start, time.monotonic_ns())
-        self._finish_evaluation()
-
-    def _finish_evaluation(self) -> None:
-        """Report once this replica has run its share, which may be empty."""
-        if self._evaluation is not None and self._evaluation.finished:
-            values = self._evaluation.finish()
-            if self._last:
-                self._observer.evaluated(self._evaluated_batch, values)
-
-    def _await(self, op: Op, receive: Callable[[int], tuple[torch.Tensor, ...]]) -> tuple[torch.Tensor, ...]:
-        start = time.monotonic_ns()
-        self._observer.waiting(op)
-        tensors = receive(op.index)
-        self._observer.running(op)
-        self._observer.spent(op, "wait", start, time.monotonic_ns())
-        return tensors

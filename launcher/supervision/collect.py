@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import nn
@@ -20,23 +20,29 @@ from planner.spec.schedule import Pipeline
 from planner.spec.summary import Evaluation, StageMeasurement, Summary
 from planner.spec.trace import chrome_trace
 
-__all__ = ["collect"]
+__all__ = ["collect", "measurements", "write_trace"]
 
 
 def collect(directory: RunDirectory, plan: Plan, settings: RunSettings, pipeline: Pipeline, model: nn.Module) -> Summary:
     """Write what the run leaves behind, and return its summary. ``model`` is the job's, and gets the weights."""
-    measured = {worker: _measurements(directory, worker) for worker in workers(pipeline.replicas)}
+    measured = {worker: measurements(directory, worker) for worker in workers(pipeline.replicas)}
     _write_weights(directory, len(plan.stages), model)
-    origin_ns = min(one.start_ns for one in measured.values())
-    spans = [span for worker, one in measured.items() for span in one.as_spans(worker, origin_ns)]
-    write_text(directory.trace, json.dumps(chrome_trace(sorted(spans, key=lambda span: span.start_us))) + "\n")
+    write_trace(directory, measured)
     summary = _summarise(directory, plan, settings, pipeline, measured)
     write_document(summary, directory.summary)
     shutil.rmtree(directory.parts, ignore_errors=True)
     return summary
 
 
-def _measurements(directory: RunDirectory, worker: Worker) -> Measurements:
+def write_trace(directory: RunDirectory, measured: Mapping[Worker, Measurements]) -> None:
+    """Every worker's spans on one clock."""
+    origin_ns = min(one.start_ns for one in measured.values())
+    spans = [span for worker, one in measured.items() for span in one.as_spans(worker, origin_ns)]
+    write_text(directory.trace, json.dumps(chrome_trace(sorted(spans, key=lambda span: span.start_us))) + "\n")
+
+
+def measurements(directory: RunDirectory, worker: Worker) -> Measurements:
+    """What a worker handed over."""
     data = json.loads(directory.measurements(*worker).read_text(encoding="utf-8"))
     return Measurements(**(data | {"spans": tuple(tuple(span) for span in data["spans"])}))
 

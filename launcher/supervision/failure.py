@@ -107,6 +107,8 @@ def _raised(directory: RunDirectory, worker: Worker, failure: Failure) -> Pipedr
     doing = f"while {failure.doing}" if failure.preparing else f"at {failure.doing}"
     where = f" ({failure.where})" if failure.where else ""
     hint = f"{failure.hint}; the log is {log}" if failure.hint else f"the whole traceback is in {log}"
+    if "DataLoader worker" in failure.message and not where:  # one that raised would have told a line
+        hint += "; the system kills a loader process when memory runs out, and fewer loader_processes need less"
     return WorkerFailure(f"{_name(worker, failure.rank, failure.pid, failure.host)} failed {doing}: {failure.message}{where}", hint=hint)
 
 

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import pickle
+from collections.abc import Mapping
+
+import torch
 
 from launcher import devices
-from launcher.data import MicrobatchSource
+from launcher.blame import one_line
+from launcher.data import training_source
 from launcher.graph.capture import Captured
 from launcher.job import Job
+from launcher.supervision.rundir import RunDirectory
 from planner.spec.errors import BadInput, Mismatch
 from planner.spec.plan import Plan
 from planner.spec.policies import POLICIES
 from planner.spec.schedule import Pipeline, validate
 
-__all__ = ["check_model", "check_schedule", "count_updates", "threads_per_worker"]
+__all__ = ["check_model", "check_schedule", "check_weights", "count_updates", "threads_per_worker"]
 
 
 def threads_per_worker(plan: Plan, threads: int | None, oversubscribe: bool) -> int:
@@ -28,8 +34,6 @@ def threads_per_worker(plan: Plan, threads: int | None, oversubscribe: bool) -> 
     if threads is not None and threads < 1:
         raise BadInput(f"{threads} threads per worker is below 1", hint="use 1 or more threads")
     if devices.device_kind() == "cuda":
-        import torch
-
         count, what = torch.cuda.device_count(), "CUDA devices"
     else:
         count, what = max(1, cores // (threads or 1)), "CPU cores" if (threads or 1) == 1 else f"CPU devices of {threads} threads"
@@ -70,6 +74,33 @@ def check_model(plan: Plan, captured: Captured) -> None:
         hint="profile and plan this job again, or train with the job and settings that were profiled", code="other_model")
 
 
+def check_weights(run: RunDirectory, plan: Plan, captured: Captured, model: torch.nn.Module) -> None:
+    """Check that ``run``, which carried out ``plan``, left weights of ``model``, whose step at that plan's microbatch size is ``captured``.
+
+    Raises:
+        Mismatch: they are another model's.
+        BadInput: the file cannot be read.
+    """
+    hint = "give the run of this job, or the job and settings of that run"
+    if plan.fingerprint != captured.fingerprint:
+        raise Mismatch(f"the run {run.path} trained model {plan.fingerprint[:12]}, the job has model {captured.fingerprint[:12]}",
+                       hint=hint, code="other_model")
+    try:
+        found = torch.load(run.weights, weights_only=True, map_location="cpu", mmap=True)
+        shapes = _shapes(found)
+    except (OSError, RuntimeError, AttributeError, pickle.UnpicklingError) as error:
+        raise BadInput(f"cannot read the weights {run.weights}: {one_line(error)}", hint="give the directory of another run") from error
+    wanted = _shapes(model.state_dict())
+    if shapes != wanted:
+        name = min(name for name in {*shapes, *wanted} if shapes.get(name) != wanted.get(name))
+        raise Mismatch(f"{name!r} is {shapes.get(name, 'nothing')} in {run.weights} and {wanted.get(name, 'nothing')} in the job's model",
+                       hint=hint, code="other_model")
+
+
+def _shapes(state: Mapping[str, object]) -> dict[str, str]:
+    return {name: f"of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else "no tensor" for name, value in state.items()}
+
+
 def count_updates(plan: Plan, job: Job, updates: int | None, epochs: int | None) -> tuple[int, int]:
     """How many updates to run, and how many microbatches of the epochs do not fill a last batch.
 
@@ -83,7 +114,10 @@ def count_updates(plan: Plan, job: Job, updates: int | None, epochs: int | None)
             raise BadInput(f"{updates} updates is below 1", hint="train for 1 or more updates")
         return updates, 0
     assert epochs is not None
-    per_epoch = MicrobatchSource(job.train_data, plan.microbatch_size).per_epoch
+    per_epoch = training_source(job.train_data, plan.microbatch_size).per_epoch
+    if per_epoch is None:
+        raise BadInput(f"train_data is an iterable without len(), so how many updates {epochs} epochs have is not known",
+                       hint="say how long to train with --steps N", code="unknown_length")
     batches, rest = divmod(epochs * per_epoch, plan.batch_microbatches)
     if batches < 1:
         raise BadInput(f"{epochs} epochs have {epochs * per_epoch} microbatches, one update needs {plan.batch_microbatches}",

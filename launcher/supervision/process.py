@@ -17,7 +17,9 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 from datetime import timedelta
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -34,14 +36,21 @@ from launcher.supervision.recorder import Measurements, Recorder
 from launcher.supervision.status import StatusBoard
 from launcher.supervision.task import Task, assign, capture_programs, sized, stage_state
 
-__all__ = ["work"]
+__all__ = ["connect", "disconnect", "supervised", "work", "write_measurements"]
+
+AnyTask = TypeVar("AnyTask", bound=Task)
 
 _STARTING_S = 120.0  # workers may be so far apart in loading and saving, whatever the timeout between operations
 _CONSEQUENCE_S = 5.0  # how long a worker that lost its peer leaves the engine to find the cause
 
 
 def work(task: Task) -> None:
-    """The entry point of every worker process; ``RANK`` in the environment says which one it is."""
+    """The entry point of every worker process that trains; ``RANK`` in the environment says which one it is."""
+    supervised(task, _train)
+
+
+def supervised(task: AnyTask, body: Callable[[AnyTask, int, Worker, StatusBoard], None]) -> None:
+    """Run ``body(task, rank, worker, board)`` as this worker process, to its end or to a failure that is told."""
     rank = int(os.environ["RANK"])
     worker = workers(task.plan.replicas)[rank]
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -50,7 +59,7 @@ def work(task: Task) -> None:
         multiprocessing.set_start_method("fork", force=True)
     board = StatusBoard(task.directory.status, task.plan.worker_count)
     try:
-        _train(task, rank, worker, board)
+        body(task, rank, worker, board)
     except BaseException as error:
         record_failure(task.directory.failure(*worker), worker, rank, board.get(rank), error)
         _flush()
@@ -74,13 +83,7 @@ def _train(task: Task, rank: int, worker: Worker, board: StatusBoard) -> None:
     del job  # the other stages' weights
     memory = PeakMemory([*parameters.values(), *buffers.values()])
 
-    board.set(rank, "preparing", "connecting")
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if platform.system() == "Darwin" else "lo")
-    patience_s = max(settings.timeout_s, _STARTING_S)
-    with peer_errors(None):
-        dist.init_process_group(devices.backend(), timeout=timedelta(seconds=patience_s))
-        transport = RemoteTransport(pipeline, device, settings.timeout_s)
-        dist.barrier()
+    transport = connect(task, rank, board, device)
     board.set(rank, "preparing", "making the optimizer")
     writes_metrics = worker == (len(pipeline.replicas) - 1, 0)
     recorder = Recorder(pipeline, worker, rank, board, task.plan.microbatch_size, task.directory.metrics if writes_metrics else None)
@@ -93,13 +96,30 @@ def _train(task: Task, rank: int, worker: Worker, board: StatusBoard) -> None:
     if worker.replica == 0:
         weights = {name: value.detach().cpu() for name, value in zip(assignment.program.parameters, stage.weights.masters, strict=True)}
         torch.save(weights | {name: value.cpu() for name, value in final_buffers.items()}, task.directory.stage_weights(worker.stage))
-    _write_measurements(task, worker, measurements)
+    write_measurements(task, worker, measurements)
+    disconnect()
+
+
+def connect(task: Task, rank: int, board: StatusBoard, device: torch.device) -> RemoteTransport:
+    """The way to the other workers, once all of them are there."""
+    board.set(rank, "preparing", "connecting")
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if platform.system() == "Darwin" else "lo")
+    patience_s = max(task.settings.timeout_s, _STARTING_S)
     with peer_errors(None):
-        dist.barrier()  # nobody closes a connection that another still reads from
+        dist.init_process_group(devices.backend(), timeout=timedelta(seconds=patience_s))
+        transport = RemoteTransport(task.pipeline, device, task.settings.timeout_s)
+        dist.barrier()
+    return transport
+
+
+def disconnect() -> None:
+    """Leave together: nobody closes a connection that another still reads from."""
+    with peer_errors(None):
+        dist.barrier()
         dist.destroy_process_group()
 
 
-def _write_measurements(task: Task, worker: Worker, measurements: Measurements) -> None:
+def write_measurements(task: Task, worker: Worker, measurements: Measurements) -> None:
     task.directory.measurements(*worker).write_text(json.dumps(dataclasses.asdict(measurements)), encoding="utf-8")
 
 

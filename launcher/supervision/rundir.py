@@ -69,6 +69,11 @@ class RunDirectory:
         return self.path / "weights.pt"
 
     @property
+    def evaluation(self) -> Path:
+        """What ``pipedream eval`` found, in the directory of that run."""
+        return self.path / "evaluation.json"
+
+    @property
     def logs(self) -> Path:
         return self.path / "logs"
 
@@ -110,6 +115,15 @@ class RunDirectory:
             raise BadInput(f"cannot read the run directory {self.path}: {error.strerror}", hint="choose another run directory") from error
         if used:
             raise BadInput(f"the run directory {self.path} exists and is not empty", hint="give another one, or remove it")
+
+    def check_finished(self) -> None:
+        """Raise :class:`BadInput` unless a run has left its weights here."""
+        if not self.path.is_dir():
+            what = "is not a directory" if self.path.exists() else "does not exist"
+            raise BadInput(f"the run directory {self.path} {what}", hint="give the directory of a run that 'pipedream train' finished")
+        if not self.weights.is_file():
+            raise BadInput(f"the run directory {self.path} has no {self.weights.name}: the run has not finished, or was no training",
+                           hint="give the directory of a run that 'pipedream train' finished")
 
     def create(self, plan: Plan, settings: RunSettings) -> None:
         """Make the directory with its plan and settings; :class:`BadInput` when it cannot be written."""

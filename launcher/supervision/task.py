@@ -8,12 +8,13 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from launcher.data import EvaluationSource, MicrobatchSource
+from launcher.data import EvaluationSource, evaluation_source, training_source
 from launcher.graph.capture import Captured, capture_evaluation, capture_training
 from launcher.graph.split import split
 from launcher.job import Job
 from launcher.runtime.channel import Worker
 from launcher.runtime.worker import Assignment
+from launcher.stream import EvaluationStream
 from launcher.supervision.rundir import RunDirectory, RunSettings
 from planner.spec.plan import Plan
 from planner.spec.policies import POLICIES
@@ -30,6 +31,13 @@ class Task:
     settings: RunSettings
     pipeline: Pipeline
     directory: RunDirectory
+    evaluation_samples: int  # in the job's evaluation data: counted once, where they do not say
+
+    def evaluation_source(self, job: Job, processes: int = 0) -> EvaluationSource | EvaluationStream | None:
+        """The job's evaluation data, where the run evaluates."""
+        if job.evaluation_data is None or not self.pipeline.evaluation_microbatches:
+            return None
+        return evaluation_source(job.evaluation_data, self.plan.microbatch_size, self.evaluation_samples, processes)
 
 
 def sized(job: Job, plan: Plan) -> Job:
@@ -37,12 +45,12 @@ def sized(job: Job, plan: Plan) -> Job:
     return dataclasses.replace(job, microbatch_size=plan.microbatch_size)
 
 
-def pipeline_of(plan: Plan, job: Job, updates: int, evaluate_every: int) -> Pipeline:
-    """The run's schedule: an evaluation every so often, and one at the end, where the job has data for it."""
-    sizes = () if job.evaluation_data is None else EvaluationSource(job.evaluation_data, plan.microbatch_size).sizes
+def pipeline_of(plan: Plan, updates: int, evaluate_every: int, evaluation_samples: int) -> Pipeline:
+    """The run's schedule: an evaluation every so often, and one at the end, where the job has samples for it."""
     return Pipeline(
         replicas=plan.replicas, in_flight=tuple(stage.in_flight for stage in plan.stages), batch_microbatches=plan.batch_microbatches,
-        batches=updates, evaluate_every=evaluate_every, evaluate_at_end=bool(sizes), evaluation_microbatches=len(sizes),
+        batches=updates, evaluate_every=evaluate_every, evaluate_at_end=evaluation_samples > 0,
+        evaluation_microbatches=-(-evaluation_samples // plan.microbatch_size),
         flush=POLICIES[plan.policy].flushes,
     )
 
@@ -55,15 +63,15 @@ class Programs:
     evaluation: dict[int, Captured]
 
 
-def capture_programs(task: Task, job: Job) -> Programs:
-    """Capture what the run needs.
+def capture_programs(task: Task, job: Job, *, outputs: bool = False) -> Programs:
+    """Capture what the run needs; with ``outputs`` evaluation returns the model's outputs too.
 
     Raises:
         BadInput: the model cannot be captured.
     """
-    evaluated = job.evaluation_data if task.pipeline.evaluation_microbatches else None
-    sizes = () if evaluated is None else EvaluationSource(evaluated, task.plan.microbatch_size).sizes
-    return Programs(capture_training(job), {size: capture_evaluation(job, size) for size in sorted(set(sizes))})
+    source = task.evaluation_source(job)
+    sizes = () if source is None else source.sizes
+    return Programs(capture_training(job), {size: capture_evaluation(job, size, outputs=outputs) for size in sorted(set(sizes))})
 
 
 def assign(task: Task, job: Job, programs: Programs, worker: Worker, device: torch.device) -> Assignment:
@@ -75,14 +83,12 @@ def assign(task: Task, job: Job, programs: Programs, worker: Worker, device: tor
     plan, settings = task.plan, task.settings
     stages = [stage.layers for stage in plan.stages]
     program = split(programs.training, stages)[worker.stage]
-    evaluation_source = None
-    if programs.evaluation and job.evaluation_data is not None:
-        evaluation_source = EvaluationSource(job.evaluation_data, plan.microbatch_size)
+    held_out = task.evaluation_source(job)
     return Assignment(
         pipeline=task.pipeline, worker=worker, policy=plan.policy, program=program,
-        train_source=MicrobatchSource(job.train_data, plan.microbatch_size, job.shuffle, settings.seed, job.loader_processes),
+        train_source=training_source(job.train_data, plan.microbatch_size, job.shuffle, settings.seed, job.loader_processes),
         evaluation={size: split(captured, stages)[worker.stage] for size, captured in programs.evaluation.items()},
-        evaluation_source=evaluation_source, evaluation_sizes=() if evaluation_source is None else evaluation_source.sizes, device=device,
+        evaluation_source=held_out, evaluation_sizes=() if held_out is None else held_out.sizes, device=device,
         averaged_buffers=tuple(name for name in program.buffers if name in program.written), recompute=plan.stages[worker.stage].recompute,
         scheduler=job.scheduler, clip_norm=job.clip_norm,
     )

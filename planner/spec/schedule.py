@@ -87,7 +87,8 @@ class Pipeline:
 
     ``evaluate_every`` updates (0: never), all stages evaluate ``evaluation_microbatches`` with the
     weights of that update; the forwards in flight meanwhile stay in flight, so training is not changed.
-    ``evaluate_at_end`` does the same once more after the last update. ``flush``: the pipeline is empty at every update.
+    ``evaluate_at_end`` does the same once more after the last update; a pipeline of no batches evaluates the weights it
+    starts with, and does nothing else. ``flush``: the pipeline is empty at every update.
     """
 
     replicas: tuple[int, ...]
@@ -122,13 +123,22 @@ class Pipeline:
         at_end = self.evaluate_at_end and batch == self.batches - 1
         return at_end or (self.evaluate_every > 0 and (batch + 1) % self.evaluate_every == 0)
 
+    def evaluated_batches(self) -> Iterator[int]:
+        """The batches whose updates are evaluated; -1 stands for the weights that a pipeline of no batches starts with."""
+        return (batch for batch in (range(self.batches) if self.batches else (-1,)) if self.evaluates_after(batch))
+
 
 def operations(pipeline: Pipeline, stage: int, replica: int) -> Iterator[Op]:
     """The operations of one worker, in order.
 
     >>> " ".join(map(str, operations(Pipeline((1, 1), (2, 1), 1, 3), 0, 0)))
     '0F0 0F1 0B0 0U0 0F2 0B1 0U1 0B2 0U2'
+    >>> evaluating = Pipeline((2, 1), (1, 1), 2, 0, evaluate_at_end=True, evaluation_microbatches=5)
+    >>> " ".join(map(str, operations(evaluating, 0, 1))), " ".join(map(str, operations(evaluating, 1, 0)))
+    ('0E1 0E3', '1E0 1E1 1E2 1E3 1E4')
     """
+    if not pipeline.batches and pipeline.evaluates_after(-1):
+        yield from _evaluation(pipeline, stage, replica)
     batch_size = pipeline.batch_microbatches
     drained = batch_size if pipeline.flush else max(pipeline.microbatches, 1)  # how many microbatches until the pipeline is empty
     for start in range(0, pipeline.microbatches, drained):
@@ -147,11 +157,14 @@ def _until_empty(pipeline: Pipeline, stage: int, replica: int, microbatches: ran
         if microbatch + r >= (batch + 1) * batch_size:
             yield Op(stage, "U", batch)
             if pipeline.evaluates_after(batch):
-                for index in range(replica, pipeline.evaluation_microbatches, r):
-                    yield Op(stage, "E", index)
+                yield from _evaluation(pipeline, stage, replica)
         following = next(forwards, None)
         if following is not None:
             yield Op(stage, "F", following)
+
+
+def _evaluation(pipeline: Pipeline, stage: int, replica: int) -> Iterator[Op]:
+    return (Op(stage, "E", index) for index in range(replica, pipeline.evaluation_microbatches, pipeline.replicas[stage]))
 
 
 def validate(pipeline: Pipeline) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-__all__ = ["Evaluation", "StageMeasurement", "Summary"]
+__all__ = ["Evaluation", "EvaluationSummary", "StageMeasurement", "Summary"]
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,27 @@ class Evaluation:
 
     update: int
     values: dict[str, float | None]
+
+
+@dataclass(frozen=True)
+class EvaluationSummary:
+    """What ``pipedream eval`` found: ``evaluation.json``. ``values`` are means over the samples, by the weights after ``update``.
+
+    They are empty where the data have no targets; None stands for one that is not finite. ``duration_s`` is from the
+    first operation of any worker to the last. ``outputs`` has the shapes of the model's outputs, where they were written.
+    """
+
+    FORMAT: ClassVar[str] = "pipedream-evaluation"
+    VERSION: ClassVar[int] = 1
+
+    plan_digest: str
+    update: int
+    microbatches: int
+    samples: int
+    duration_s: float
+    samples_per_s: float
+    values: dict[str, float | None]
+    outputs: dict[str, tuple[int, ...]]
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.blame import one_line, user_line
-from launcher.data import EvaluationSource, MicrobatchSource, sample_layout
+from launcher.data import EvaluationSource, MicrobatchSource
+from launcher.samples import sample_layout
 from planner.spec.errors import BadInput
 
 

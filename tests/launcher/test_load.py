@@ -100,7 +100,7 @@ def test_a_raising_factory_is_blamed_by_its_own_line(tmp_path: Path) -> None:
     ("def job(): return make(evaluation_data=[])\n", "evaluation_data is empty"),
     ("def job(): return make(microbatch_size=7)\n", "a microbatch of 7 samples is larger than train_data, which has 6"),
     ("def job(): return make(microbatch_size=0)\n", "microbatch_size 0"),
-    ("def job(): return make(train_data=iter(DATA))\n", "without len"),
+    ("def job(): return make(train_data=iter(DATA))\n", "an iterator, which can be gone through only once"),
     ("def job(): return make(model='net')\n", "model is a str"),
     ("def job(): return make(loss=None, metrics={'a': max})\n", "1 metrics but no loss"),
     ("def job(): return make(model=nn.Identity())\n", "no trainable parameter"),

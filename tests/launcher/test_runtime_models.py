@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from launcher import Job
-from launcher.data import MicrobatchSource
+from launcher.data import MicrobatchSource, evaluation_samples
 from launcher.graph.capture import capture_training
 from launcher.graph.randomness import keyed
 from launcher.graph.split import split
@@ -142,8 +142,8 @@ def run(kind: str, replicas: tuple[int, ...], batch: int, evaluate_every: int, p
     plan = make_plan(JobReference("in memory", {}), replicas, captured=captured, batch=batch, policy=policy,
                      extra_per_link=extra_per_link, recompute=recompute)
     settings = RunSettings(JobReference("in memory", {}), "", UPDATES, None, 0, SEED, evaluate_every, 1, True, 30.0)
-    pipeline = pipeline_of(plan, job, UPDATES, evaluate_every)
-    task = Task(plan, settings, pipeline, RunDirectory(None))  # type: ignore[arg-type]
+    samples = evaluation_samples(job.evaluation_data)
+    task = Task(plan, settings, pipeline_of(plan, UPDATES, evaluate_every, samples), RunDirectory(None), samples)  # type: ignore[arg-type]
     transport, losses = LocalTransport(replicas, timeout_s=30), Losses()
     made: dict[Worker, StageWorker] = {}
     programs = capture_programs(task, job)

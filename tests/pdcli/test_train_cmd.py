@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 import types
 from dataclasses import dataclass
@@ -121,7 +122,14 @@ def test_results_are_on_stdout_and_everything_else_on_stderr(run: Run, launcher:
     assert "the job prints" in result.stderr
     assert "training 1/2  loss 3.0000  100.0 samples/s" in result.stderr
     assert "training 2/2  loss 2.5000  120.0 samples/s\nsaving\n" in result.stderr
-    assert "next: " in result.stderr and "runs/job-1/weights.pt" in result.stderr
+    assert "next: pipedream eval plan.json --resume runs/job-1\n" in result.stderr
+
+
+def test_the_next_step_is_to_evaluate_on_the_same_devices_where_there_are_data_for_it(run: Run, launcher: Launcher) -> None:
+    result = run("train", "plan.json", "--threads", "2", "--oversubscribe", "--json")
+    assert result.json["hint"] == "pipedream eval plan.json --resume runs/job-1 --threads 2 --oversubscribe"
+    launcher.outcome = dataclasses.replace(summary(), evaluations=())
+    assert run("train", "plan.json", "--json").json["hint"] == "model.load_state_dict(torch.load('runs/job-2/weights.pt'))"
 
 
 def test_predicted_stands_against_measured_for_each_stage_and_the_pipeline(run: Run, launcher: Launcher) -> None:
