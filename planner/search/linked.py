@@ -81,7 +81,8 @@ class Linked:
                     replicas.append(site.replicas)
                     choices.append(choice)
                     self._ways.append(allocations)
-        self._costs, self._limits = np.array(costs).reshape(-1, len(rows)), np.array(limits, dtype=np.int64).reshape(-1, len(rows))
+        shape = (len(costs), len(rows))
+        self._costs, self._limits = np.array(costs).reshape(shape), np.array(limits, dtype=np.int64).reshape(shape)
         self.looked = 0  # at so many steps, so far
         self._replicas, self._choices = np.array(replicas, dtype=np.int64), np.array(choices, dtype=np.int64)
 

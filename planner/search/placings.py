@@ -27,6 +27,7 @@ __all__ = ["Placings", "placings"]
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 MOST_PLACES = 8
+MOST_ALLOCATIONS = 7_000
 MOST_STEPS = 120_000
 MOST_TRANSFERS = 1_500_000
 MOST_NAMES = 24  # ways to exchange the names of places, all of which are tried
@@ -55,7 +56,8 @@ class Placings:
         self._shares: dict[tuple[Allocation, Allocation], list[tuple[float, float]]] = {}
         capacities = topology.capacities
         self._named = tuple(range(len(topology.places)))
-        self.complete = len(capacities) <= MOST_PLACES and math.prod((c + 1) * (c + 2) // 2 for c in capacities) // math.prod(
+        few = len(capacities) <= MOST_PLACES and math.prod(c + 1 for c in capacities) <= MOST_ALLOCATIONS
+        self.complete = few and math.prod((c + 1) * (c + 2) // 2 for c in capacities) // math.prod(
             math.factorial(len(group)) for group in self._groups) <= MOST_STEPS
         if self.complete:
             every = itertools.product(*(range(c + 1) for c in capacities))
