@@ -19,13 +19,15 @@ from planner.search.linked import Linked
 from planner.search.loose import Loose
 from planner.search.placings import Placings
 from planner.search.problem import Problem, Scenario, covering
+from planner.search.work import Work
 
 __all__ = ["Laying", "Left"]
 
 PROMISING = 3  # scenarios that are looked at first
 MOST_TRIALS = 25  # of one scenario
-MOST_LOOKED = 5_000_000  # steps, to save a device
-FEW = 300_000  # steps; the integer program is asked too
+MOST_WORK = 250_000_000  # steps times links, in one search: about half a minute
+MOST_LOOKED = 20_000_000  # of them, to save a device
+FEW = 1_200_000  # of them; the integer program is asked too
 _STEPS = (1.01, 1.04, 1.1, 1.2, 1.3, 1.5, 2.0, 3.0, 5.0)  # of a bound, where a plan is looked for
 _FIRST = 1.02  # the same for one scenario
 _CLOSE = 3e-3  # relative distance of a bound and the best plan that is not halved any more
@@ -46,6 +48,7 @@ class Laying:
     def __init__(self, problem: Problem, placed: Placings, offer: Callable[[tuple[Stage, ...]], None], ceiling_us: Callable[[], float],
                  deadline: float | None) -> None:
         self.problem, self.placed, self.offer, self.ceiling_us, self.deadline = problem, placed, offer, ceiling_us, deadline
+        self.work = Work(MOST_WORK)
 
     def better(self, left: list[Left]) -> list[Left]:
         """Those that may still have a plan within the ceiling, with better bounds."""
@@ -53,7 +56,7 @@ class Laying:
         left, apart = self._approached(left)
         for group in self._groups(left, self.ceiling_us, apart):
             linked = self._linked(group, self.ceiling_us())
-            if self.late or (linked is None and len(group) == 1):
+            if self.late or self.work.left < 0 or (linked is None and len(group) == 1):
                 kept += group
             elif linked is None:
                 self._halve(group)
@@ -144,7 +147,8 @@ class Laying:
             return None
         most = max(one.max_devices for one in scenarios)
         rows = np.unique(np.concatenate([one.loose.useful(limit_us).rows for one in group]))
-        linked = Linked(self.problem, scenarios, self.placed, rows, most if max_devices is None else min(most, max_devices), self.deadline)
+        most = most if max_devices is None else min(most, max_devices)
+        linked = Linked(self.problem, scenarios, self.placed, rows, most, self.work, self.deadline)
         return None if linked.too_large else linked
 
     def _raised(self, linked: Linked, low_us: float) -> float | None:

@@ -26,13 +26,14 @@ from planner.cost import Stage
 from planner.search.placings import Placings
 from planner.search.problem import Problem, Scenario, covering, prime_powers
 from planner.search.stage_arrays import Ints, stage_arrays
+from planner.search.work import Work
 
 __all__ = ["Linked"]
 
 Floats = npt.NDArray[np.float64]
 Booleans = npt.NDArray[np.bool_]
 MOST_HEADS = 30_000_000  # of all cuts
-MOST_LOOKED = 25_000_000  # steps, for one time
+MOST_LOOKED = 80_000_000  # steps times links, for one time
 _SLACK = 1e-11
 _NEVER = 1 << 40
 
@@ -50,12 +51,13 @@ class _Ways(NamedTuple):
 class Linked:
     """Of one scenario, or of several: then each stage costs what it does with the longest batch that has its replica count.
 
-    ``rows`` are the stages to look at, as in :mod:`planner.search.stage_arrays`; plans have at most ``max_devices``.
+    ``rows`` are the stages to look at, as in :mod:`planner.search.stage_arrays`; plans have at most ``max_devices``. ``work`` counts
+    steps times links.
     """
 
     def __init__(self, problem: Problem, scenarios: Sequence[Scenario], placed: Placings, rows: Ints, max_devices: int,
-                 deadline: float | None = None) -> None:
-        self.problem, self.placed, self.max_devices, self.deadline = problem, placed, max_devices, deadline
+                 work: Work, deadline: float | None = None) -> None:
+        self.problem, self.placed, self.max_devices, self.work, self.deadline = problem, placed, max_devices, work, deadline
         stages = stage_arrays(problem.chain).some(rows)
         self._first, self._last, self._sizes = stages.first, stages.last, stages.sizes
         self._begins: list[int] = np.searchsorted(self._first, np.arange(problem.chain.end + 2)).tolist()
@@ -83,13 +85,13 @@ class Linked:
                     self._ways.append(allocations)
         shape = (len(costs), len(rows))
         self._costs, self._limits = np.array(costs).reshape(shape), np.array(limits, dtype=np.int64).reshape(shape)
-        self.looked = 0  # at so many steps, so far
+        self.looked = 0  # at so many steps, times links
         self._replicas, self._choices = np.array(replicas, dtype=np.int64), np.array(choices, dtype=np.int64)
 
     @property
     def unanswered(self) -> bool:
-        """Whether the last :meth:`within` was ended by the time, or by the number of steps it would have taken."""
-        return self.looked > self._most or (self.deadline is not None and time.monotonic() > self.deadline)
+        """Whether the last :meth:`within` was ended by the time, or by the steps it would have taken."""
+        return self.looked > self._most or self.work.left < 0 or (self.deadline is not None and time.monotonic() > self.deadline)
 
     def within(self, time_us: float, most_looked: int = MOST_LOOKED) -> int | None:
         """The fewest devices of what is left at the first cut; None where nothing is, or where it is :attr:`unanswered`."""
@@ -158,7 +160,8 @@ class Linked:
         each = np.arange(len(rows))
         owner, steps = _spread(bounds[each, self._least[self._last[rows]]], bounds[each, limits + 1])
         owner, steps = owner.repeat(width), steps.repeat(width)
-        self.looked += len(steps)
+        self.looked += len(steps) * self.placed.links
+        self.work.left -= len(steps) * self.placed.links
         covered = np.arange(len(steps)) % width
         target = self._next[allocations[owner], covered]
         numbers = self._heads[self._last[rows[owner]], placed.step_head[steps] * width + covered]

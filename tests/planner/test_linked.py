@@ -17,6 +17,7 @@ from planner.search.linked import Linked
 from planner.search.placings import Placings, placings
 from planner.search.problem import Problem, Scenario, scenarios
 from planner.search.stage_arrays import stage_arrays
+from planner.search.work import Work
 from planner.spec.cluster import Cluster, DeviceType, Link, Node
 from planner.spec.profile import Profile, Tensor
 from tests.planner.graphs import graph_profiles
@@ -34,7 +35,7 @@ options = st.builds(PlanOptions, policy=st.sampled_from(["stash", "stash", "vert
 def linked_for(problem: Problem, group: list[Scenario]) -> Linked | None:
     placed = placings(problem.topology, problem.max_replicas)
     assert placed is not None
-    return Linked(problem, group, placed, stage_arrays(problem.chain).first.argsort(kind="stable"), problem.max_devices)
+    return Linked(problem, group, placed, stage_arrays(problem.chain).first.argsort(kind="stable"), problem.max_devices, Work(10**9))
 
 
 @some
