@@ -115,6 +115,15 @@ class Pipeline:
     def microbatches(self) -> int:
         return self.batches * self.batch_microbatches
 
+    def ends_batch(self, stage: int, microbatch: int) -> bool:
+        """Whether the backward of ``microbatch`` is the last one of its batch at its replica of ``stage``.
+
+        >>> pipeline = Pipeline((2, 1), (2, 1), 4, 1)
+        >>> [pipeline.ends_batch(0, microbatch) for microbatch in range(4)]
+        [False, False, True, True]
+        """
+        return microbatch % self.batch_microbatches + self.replicas[stage] >= self.batch_microbatches
+
     def evaluates_after(self, batch: int) -> bool:
         """Whether an evaluation follows the update of ``batch``."""
         if self.evaluation_microbatches == 0:
@@ -143,8 +152,8 @@ def _until_empty(pipeline: Pipeline, stage: int, replica: int, microbatches: ran
         yield Op(stage, "F", microbatch)
     for microbatch in microbatches:
         yield Op(stage, "B", microbatch)
-        batch = microbatch // batch_size
-        if microbatch + r >= (batch + 1) * batch_size:
+        if pipeline.ends_batch(stage, microbatch):
+            batch = microbatch // batch_size
             yield Op(stage, "U", batch)
             if pipeline.evaluates_after(batch):
                 for index in range(replica, pipeline.evaluation_microbatches, r):
