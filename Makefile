@@ -27,7 +27,7 @@ PIPEDREAM := "$(BIN)/pipedream"
 READY := $(VENV)/.pipedream-installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test smoke lint types check bench-plan bench-emulated bench-runtime install clean FORCE
+.PHONY: help demo test smoke lint types check bench-plan bench-emulated bench-runtime bench-replicas install clean FORCE
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -60,6 +60,9 @@ bench-emulated: $(READY) ## schedules with more workers than cores, beside torch
 
 bench-runtime: $(READY) ## two workers beside the ideal, DDP and torch's schedules; slow links need root (REPEATS=5)
 	"$(BIN)/python" benchmarks/runtime.py --repeats $(REPEATS)
+
+bench-replicas: $(READY) ## what of an all-reduce overlaps, on a limited link beside DDP; needs root (REPEATS=5)
+	"$(BIN)/python" benchmarks/replicas.py --repeats $(REPEATS)
 
 install: $(READY) ## create the environment only
 

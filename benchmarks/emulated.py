@@ -21,22 +21,13 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.torch_schedules import SCHEDULES  # noqa: E402 - the folder must be on the path first
+from benchmarks.pair.processes import pipedream  # noqa: E402 - the folder must be on the path first
+from benchmarks.torch_schedules import SCHEDULES  # noqa: E402
 
 FORWARD_MS, BACKWARD_MS = 10.0, 20.0
 MICROBATCHES = 16  # between two updates of the schedules that drain
 POLICIES = {"stash": ["--policy", "stash"], "2bw": ["--policy", "2bw"],
             "flush": ["--policy", "flush", "--batch-microbatches", str(MICROBATCHES)]}
-
-
-def pipedream(*words: object) -> dict[str, object]:
-    """The JSON answer of a command."""
-    command = [sys.executable, "-m", "pdcli", *map(str, words), "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=600)
-    answer: dict[str, object] = json.loads(done.stdout)
-    if answer["status"] != "ok":
-        raise SystemExit(f"pipedream {' '.join(map(str, words))}: {answer}")
-    return answer
 
 
 def plans(stages: int, folder: Path) -> dict[str, Path]:

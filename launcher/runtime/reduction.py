@@ -28,7 +28,9 @@ from launcher.runtime.channel import PendingSum, Reducer
 
 __all__ = ["GradientReduction", "arrival_order"]
 
-BUCKET_BYTES = 25 * 2**20  # as torch's DistributedDataParallel
+MOST_BYTES = 25 * 2**20  # of a bucket, as in torch's DistributedDataParallel
+LEAST_BYTES = 2**18  # less would cost more than it hides
+BUCKETS = 16  # about, between those: on a slow link the first bucket should not be long in coming, nor the last one large
 
 
 def arrival_order(program: StageProgram) -> tuple[int, ...]:
@@ -89,7 +91,10 @@ class GradientReduction:
     def __init__(self, reducer: Reducer, masters: Sequence[nn.Parameter], order: Sequence[int], bucket_bytes: int | None = None) -> None:
         self._reducer, self._masters = reducer, tuple(masters)
         trainable = [position for position in order if masters[position].requires_grad] if reducer.size > 1 else []
-        self._buckets = [_Bucket(masters, members) for members in _divided(masters, trainable, bucket_bytes or BUCKET_BYTES)]
+        if bucket_bytes is None:
+            total_bytes = sum(masters[position].numel() * masters[position].element_size() for position in trainable)
+            bucket_bytes = max(LEAST_BYTES, min(total_bytes // BUCKETS, MOST_BYTES))
+        self._buckets = [_Bucket(masters, members) for members in _divided(masters, trainable, bucket_bytes)]
         self._bucket_of = {position: bucket for bucket in self._buckets for position in bucket.positions}
         self._begun = 0
 

@@ -116,7 +116,8 @@ def check_overlap(transport: Any, worker: Worker, monkeypatch: pytest.MonkeyPatc
     come: list[str] = []
     begun: list[tuple[int, tuple[str, ...]]] = []
     monkeypatch.setattr(transport, "reducer", lambda stage, made=transport.reducer: Watched(made(stage), come, begun), raising=False)
-    monkeypatch.setattr("launcher.runtime.reduction.BUCKET_BYTES", 1)
+    monkeypatch.setattr("launcher.runtime.reduction.LEAST_BYTES", 1)
+    monkeypatch.setattr("launcher.runtime.reduction.MOST_BYTES", 1)
     (program,) = programs([range(LAYERS)], torch.float64)
     start = initial(torch.float64)
     own = {name: nn.Parameter(start[name].clone()) for name in program.parameters}
