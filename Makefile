@@ -27,7 +27,7 @@ PIPEDREAM := "$(BIN)/pipedream"
 READY := $(VENV)/.pipedream-installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test smoke lint types check bench-plan bench-emulated bench-runtime install clean FORCE
+.PHONY: help demo test smoke lint types check check-speed bench-plan bench-emulated bench-runtime bench-replicas install clean FORCE
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -50,7 +50,10 @@ lint: $(READY) ## check style
 types: $(READY) ## check types
 	"$(BIN)/python" -m mypy
 
-check: lint types test smoke ## everything that continuous integration runs
+check-speed: $(READY) ## check that four workers whose layers sleep keep busy, with room for a busy machine
+	"$(BIN)/python" benchmarks/emulated.py --least 0.8
+
+check: lint types test smoke check-speed ## everything that continuous integration runs
 
 bench-plan: $(READY) ## plan published models beside what others found (REPEATS=5)
 	"$(BIN)/python" benchmarks/plan.py --repeats $(REPEATS)
@@ -60,6 +63,9 @@ bench-emulated: $(READY) ## schedules with more workers than cores, beside torch
 
 bench-runtime: $(READY) ## two workers beside the ideal, DDP and torch's schedules; slow links need root (REPEATS=5)
 	"$(BIN)/python" benchmarks/runtime.py --repeats $(REPEATS)
+
+bench-replicas: $(READY) ## what of an all-reduce overlaps, on a limited link beside DDP; needs root (REPEATS=5)
+	"$(BIN)/python" benchmarks/replicas.py --repeats $(REPEATS)
 
 install: $(READY) ## create the environment only
 

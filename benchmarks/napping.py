@@ -2,7 +2,8 @@
 
     pipedream profile benchmarks/napping.py --set layers=4 --threads 1
 
-Each layer sleeps ``forward_ms`` and, in its backward, ``backward_ms``; what it computes besides costs nothing.
+Each layer sleeps ``forward_ms`` and, in its backward, ``backward_ms``; what it computes besides costs nothing. Its gradients
+come after that sleep, those of ``weights_bytes`` more weights too.
 """
 
 from __future__ import annotations
@@ -58,13 +59,15 @@ nap.register_autograd(_backward, setup_context=_setup)
 class Napper(nn.Module):
     """``(batch, WIDTH)`` to the same, slowly."""
 
-    def __init__(self, forward_ms: float, backward_ms: float) -> None:
+    def __init__(self, forward_ms: float, backward_ms: float, weights_bytes: int = 0) -> None:
         super().__init__()
         self.scale = nn.Parameter(torch.ones(WIDTH))
+        self.ballast = nn.Parameter(torch.zeros(weights_bytes // 4)) if weights_bytes else None
         self.forward_ms, self.backward_ms = forward_ms, backward_ms
 
     def forward(self, x: Tensor) -> Tensor:
-        slow: Tensor = nap(x * self.scale, self.forward_ms, self.backward_ms)
+        scaled = x * self.scale if self.ballast is None else x * self.scale + self.ballast.sum()
+        slow: Tensor = nap(scaled, self.forward_ms, self.backward_ms)
         return slow
 
 
@@ -73,13 +76,13 @@ def loss(outputs: Tensor, targets: Tensor) -> Tensor:
     return nn.functional.mse_loss(outputs, targets)
 
 
-def job(layers: int = 4, forward_ms: float = 10.0, backward_ms: float = 20.0) -> Job:
-    """Equal layers."""
+def job(layers: int = 4, forward_ms: float = 10.0, backward_ms: float = 20.0, weights_bytes: int = 0) -> Job:
+    """Equal layers, with ``weights_bytes`` of weights together."""
     from launcher import Job
 
     data = torch.randn(4096, WIDTH)
     return Job(
-        model=nn.Sequential(*(Napper(forward_ms, backward_ms) for _ in range(layers))),
+        model=nn.Sequential(*(Napper(forward_ms, backward_ms, weights_bytes // layers) for _ in range(layers))),
         loss=loss,
         train_data=TensorDataset(data, torch.zeros_like(data)),
         evaluation_data=TensorDataset(data[:4], torch.zeros_like(data[:4])),

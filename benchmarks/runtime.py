@@ -12,11 +12,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import os
-import pickle
-import socket
 import statistics
-import subprocess
 import sys
 import tempfile
 from collections import defaultdict
@@ -27,6 +23,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.pair.network import Place, places  # noqa: E402 - the folder must be on the path first
+from benchmarks.pair.processes import pipedream, run_plan, start  # noqa: E402
 from benchmarks.torch_schedules import SCHEDULES, stages_of  # noqa: E402
 
 MICROBATCHES = 16
@@ -43,32 +40,6 @@ class Case(NamedTuple):
     where: tuple[Place, Place]
     folder: Path
     steps: int
-
-
-def pipedream(*words: object) -> None:
-    """Run a command; its failure ends the benchmark."""
-    subprocess.run([sys.executable, "-m", "pdcli", *map(str, words)], cwd=ROOT, check=True, capture_output=True, timeout=600)
-
-
-def start(case: Case, *words: object) -> list[str]:
-    """Two processes of ``python -m WORDS``, to their end; what each printed last."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    running = []
-    for rank, place in enumerate(case.where):
-        environment = os.environ | {
-            "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": place.master, "MASTER_PORT": str(port),
-            "GLOO_SOCKET_IFNAME": place.interface, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-        command = [*place.prefix, sys.executable, "-m", *map(str, words)]
-        running.append(subprocess.Popen(command, env=environment, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
-    printed = []
-    for process in running:
-        out, err = process.communicate(timeout=900)
-        if process.returncode:
-            raise SystemExit(f"{' '.join(map(str, words))}: exit {process.returncode}\n{err[-3000:]}")
-        printed.append(out.split()[-1] if out.split() else "")
-    return printed
 
 
 def plan_files(case: Case) -> dict[str, Path]:
@@ -104,32 +75,20 @@ def cuts_of(case: Case, parts: int) -> str:
 
 def our_ms(case: Case, plan_file: Path, number: int) -> tuple[float, float]:
     """Milliseconds per microbatch, measured and predicted."""
-    from launcher.runtime.channel import workers
-    from launcher.supervision.rundir import RunDirectory, RunSettings
-    from launcher.supervision.status import StatusBoard
-    from launcher.supervision.task import Task, pipeline_of
-    from planner.spec.files import digest, read_document
+    from planner.spec.files import read_document
     from planner.spec.plan import Plan
 
     plan = read_document(Plan, plan_file)
-    assert plan.job is not None
-    directory = RunDirectory(case.folder / f"run-{plan_file.stem}-{number}")
-    settings = RunSettings(plan.job, digest(plan), case.steps, None, 0, 0, 0, 1, False, 300.0)
-    directory.create(plan, settings)
-    StatusBoard.create(directory.status, plan.worker_count)
-    task = Task(plan, settings, pipeline_of(plan, case.steps, 0, 0), directory, 0)
-    (case.folder / "task").write_bytes(pickle.dumps(task))
-    start(case, "benchmarks.pair.ours", case.folder / "task")
-    last = workers(plan.replicas)[-1]
-    measured = json.loads(directory.measurements(*last).read_text())
+    last = run_plan(plan, case.where, case.folder / f"run-{plan_file.stem}-{number}", case.steps)[-1]
     predicted_us = plan.predicted.simulated_us or plan.predicted.microbatch_us
-    return measured["intervals_ns"] / measured["intervals"] / plan.batch_microbatches / 1e6, predicted_us / 1e3
+    return last["intervals_ns"] / last["intervals"] / plan.batch_microbatches / 1e6, predicted_us / 1e3
 
 
 def peer_ms(case: Case, contestant: str) -> float:
     """Milliseconds per microbatch, the mean of both processes."""
     parts = 2 * len(stages_of(contestant, 0, 2))
-    printed = start(case, "benchmarks.pair.peers", contestant, case.shape, case.optimizer, MICROBATCHES, case.steps, cuts_of(case, parts))
+    printed = start(case.where, "benchmarks.pair.peers", contestant, case.shape, case.optimizer, MICROBATCHES, case.steps,
+                    cuts_of(case, parts))
     return statistics.mean(map(float, printed))
 
 

@@ -6,7 +6,7 @@ A stage of r replicas, batches of A microbatches, slowest device of speed s, P p
     update     (optimizer step [+ weight copy]) / s / A       once a batch, on every replica at once
     allreduce  (2 (r-1)/r P / bandwidth + 2 (r-1) latency) / A    a ring over its slowest link, once a batch
     fill       (everybody's forward + backward - its own) / A     with ``flush`` only, see below
-    stage      their sum: the runtime reduces after the batch's last backward, so nothing overlaps
+    stage      their sum: what of the all-reduce overlaps with the batch's last backward is not counted on
 
 The weights are copied when the policy keeps an older version alive (:func:`planner.memory.copies_weights`).
 With ``flush`` a batch takes the stage's time for A microbatches, and once each other stage's for one: the

@@ -18,7 +18,9 @@ import torch
 from launcher.graph.program import Value
 from planner.spec.schedule import Pipeline
 
-__all__ = ["Edge", "EdgeKind", "PeerLost", "Receiver", "Reducer", "Sender", "Transport", "Worker", "edges", "rank_of", "workers"]
+__all__ = [
+    "Edge", "EdgeKind", "PeerLost", "PendingSum", "Receiver", "Reducer", "Sender", "Transport", "Worker", "edges", "rank_of", "workers",
+]
 
 EdgeKind = Literal["F", "B", "E"]
 
@@ -58,13 +60,24 @@ class Receiver(Protocol):
         """The next message, as tensors the caller owns. :class:`PeerLost` when it cannot come."""
 
 
+class PendingSum(Protocol):
+    def wait(self) -> None:
+        """Until the sum is there. :class:`PeerLost` when it cannot come."""
+
+
 class Reducer(Protocol):
-    """Sums over the replicas of one stage, or over all workers; each of them calls it the same number of times."""
+    """Sums over the replicas of one stage, or over all workers; each of them begins the same sums in the same order."""
 
     size: int
 
+    def begin_sum_(self, tensor: torch.Tensor) -> PendingSum:
+        """Start to replace ``tensor`` (contiguous) by its sum over them, the same bits on each.
+
+        Until the sum is waited for, nobody reads or writes the tensor.
+        """
+
     def sum_(self, tensor: torch.Tensor) -> None:
-        """Replace ``tensor`` (contiguous) by its sum over them, the same bits on each."""
+        """The same, and wait for it."""
 
 
 class Transport(Protocol):

@@ -47,29 +47,60 @@ class _LocalReceiver:
 
 
 class _LocalReducer:
-    """A rendezvous of threads, one stage's or all; each has its own handle to the shared state."""
+    """One thread's handle to the sums of its stage, or of all."""
 
-    def __init__(self, shared: _Meeting, index: int) -> None:
-        self.size = shared.size
-        self._shared, self._index = shared, index
+    def __init__(self, meeting: _Meeting, index: int) -> None:
+        self.size = meeting.size
+        self._meeting, self._index = meeting, index
+        self._begun = 0
+
+    def begin_sum_(self, tensor: torch.Tensor) -> _LocalSum:
+        self._begun += 1
+        return _LocalSum(self._meeting, self._meeting.bring(self._begun, self._index, tensor))
 
     def sum_(self, tensor: torch.Tensor) -> None:
-        shared = self._shared
-        shared.tensors[self._index] = tensor
-        try:
-            shared.barrier.wait()
-            total = sum(shared.tensors[1:], start=shared.tensors[0])
-            shared.barrier.wait()
-        except threading.BrokenBarrierError:
-            raise PeerLost("a worker did not come to the sum") from None
-        tensor.copy_(total)
+        self.begin_sum_(tensor).wait()
+
+
+class _LocalSum:
+    def __init__(self, meeting: _Meeting, done: threading.Event) -> None:
+        self._meeting, self._done = meeting, done
+
+    def wait(self) -> None:
+        if not self._done.wait(self._meeting.timeout_s) or self._meeting.aborted:
+            raise PeerLost("a worker did not come to the sum")
 
 
 class _Meeting:
+    """The sums that some threads take together: everybody's n-th belong to one another. The last to come adds them up."""
+
     def __init__(self, size: int, timeout_s: float) -> None:
-        self.size = size
-        self.tensors: list[torch.Tensor] = [torch.empty(0)] * size
-        self.barrier = threading.Barrier(size, timeout=timeout_s)
+        self.size, self.timeout_s = size, timeout_s
+        self.aborted = False
+        self._lock = threading.Lock()
+        self._waiting: dict[int, tuple[threading.Event, dict[int, torch.Tensor]]] = {}  # by the sum's number
+
+    def bring(self, number: int, index: int, tensor: torch.Tensor) -> threading.Event:
+        """Add a member's tensor to a sum; set when every member's has become the sum."""
+        with self._lock:
+            done, parts = self._waiting.setdefault(number, (threading.Event(), {}))
+            parts[index] = tensor
+            if len(parts) == self.size:
+                del self._waiting[number]
+                ordered = [parts[member] for member in range(self.size)]
+                total = sum(ordered[1:], start=ordered[0].clone())
+                for part in ordered:
+                    part.copy_(total)
+            if self.aborted or len(parts) == self.size:
+                done.set()
+            return done
+
+    def abort(self) -> None:
+        """Wake every thread that waits for a sum, now or later."""
+        with self._lock:
+            self.aborted = True
+            for done, _ in self._waiting.values():
+                done.set()
 
 
 class LocalTransport:
@@ -99,7 +130,7 @@ class LocalTransport:
     def abort(self) -> None:
         """Wake every thread that waits in a sum."""
         for meeting in self._meetings:
-            meeting.barrier.abort()
+            meeting.abort()
 
 
 class _LocalView:

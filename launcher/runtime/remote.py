@@ -85,15 +85,30 @@ class _RemoteReceiver:
         self._posted.append(message)
 
 
+class _RemoteSum:
+    """Keeps the tensor while the backend works on it."""
+
+    def __init__(self, work: dist.Work | None, tensor: torch.Tensor) -> None:
+        self._work, self._tensor = work, tensor
+
+    def wait(self) -> None:
+        if self._work is not None:
+            with peer_errors(None):
+                self._work.wait()
+
+
 class _RemoteReducer:
     def __init__(self, group: dist.ProcessGroup | None, size: int) -> None:
         self.size = size
         self._group = group
 
+    def begin_sum_(self, tensor: torch.Tensor) -> _RemoteSum:
+        with peer_errors(None):
+            work = None if self._group is None else dist.all_reduce(tensor, group=self._group, async_op=True)
+        return _RemoteSum(work, tensor)
+
     def sum_(self, tensor: torch.Tensor) -> None:
-        if self._group is not None:
-            with peer_errors(None):
-                dist.all_reduce(tensor, group=self._group)
+        self.begin_sum_(tensor).wait()
 
 
 class RemoteTransport:

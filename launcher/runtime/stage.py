@@ -8,10 +8,12 @@ storage lives on only where autograd saved it.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 
 import torch
+from torch import nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from launcher.graph.program import StageProgram, Value
@@ -19,6 +21,8 @@ from launcher.runtime.state import StageState
 from launcher.runtime.weights import Version, WeightVersions
 
 __all__ = ["Stage", "gradient_values", "owned", "storages"]
+
+Gathering = Callable[[Sequence[nn.Parameter]], AbstractContextManager[None]]
 
 
 def gradient_values(values: Sequence[Value]) -> tuple[Value, ...]:
@@ -111,11 +115,12 @@ class Stage:
         if pending.again is not None:
             pending.graph, pending.again = pending.again(), None
 
-    def backward(self, microbatch: int, gradients: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    def backward(self, microbatch: int, gradients: Sequence[torch.Tensor],
+                 gathering: Gathering = lambda leaves: nullcontext()) -> tuple[torch.Tensor, ...]:
         """Gradients of the received values that require one, contiguous; zeros where nothing used a value.
 
         ``gradients`` are those of the sent values that require one; none at the last stage. The
-        weights' gradients are added to those of the batch.
+        weights' gradients are added to those of the batch, and ``gathering(leaves)`` is entered around that.
         """
         self.recompute(microbatch)
         pending = self._pending.pop(microbatch)
@@ -125,7 +130,8 @@ class Stage:
         pairs = [(root, gradient) for root, gradient in zip(graph.roots, arrived, strict=True) if root is not None]
         if pairs:
             self.weights.lend_gradients(pending.version)
-            torch.autograd.backward([root for root, _ in pairs], [gradient for _, gradient in pairs])
+            with gathering(pending.version.leaves):
+                torch.autograd.backward([root for root, _ in pairs], [gradient for _, gradient in pairs])
             self.weights.take_gradients(pending.version)
         self.weights.end(pending.version)
         return tuple(torch.zeros_like(leaf) if leaf.grad is None else leaf.grad.contiguous() for leaf in graph.leaves)

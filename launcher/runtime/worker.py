@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import nn
@@ -20,7 +21,8 @@ from launcher.runtime.channel import Transport, Worker
 from launcher.runtime.evaluation import Evaluation
 from launcher.runtime.links import Links
 from launcher.runtime.observer import Observer, awaited
-from launcher.runtime.replicas import GradientReduction, averaged_buffers, sum_over_replicas
+from launcher.runtime.reduction import GradientReduction, arrival_order
+from launcher.runtime.replicas import averaged_buffers, sum_over_replicas
 from launcher.runtime.source import Source
 from launcher.runtime.stage import Stage
 from launcher.runtime.update import Update
@@ -83,7 +85,7 @@ class StageWorker:
         self._stage = Stage(program, self.weights, [buffers[name] for name in program.buffers], self._pipeline.batch_microbatches,
                             recompute=assignment.recompute, alone=self._pipeline.in_flight[self.worker.stage] == 1)
         self._reducer = transport.reducer(self.worker.stage)
-        self._reduce = GradientReduction(self._reducer)
+        self._reduction = GradientReduction(self._reducer, self.weights.masters, arrival_order(program))
         self._joint = assignment.clip_norm is not None
         masters = dict(zip(program.parameters, self.weights.masters, strict=True)) if self.weights.trainable else {}
         self._update_weights = Update(masters, optimizer, assignment.scheduler, assignment.clip_norm,
@@ -145,7 +147,8 @@ class StageWorker:
             self._observer.spent(op, "recompute", start, time.monotonic_ns())
         gradients = awaited(self._observer, op, self._links.receive_gradients)
         start = time.monotonic_ns()
-        results = self._stage.backward(op.index, gradients)
+        final = self._pipeline.ends_batch(self.worker.stage, op.index)
+        results = self._stage.backward(op.index, gradients, partial(self._reduction.gathering, final=final))
         self.weights.discard(self._needed_from(self.weights.newest))
         self._links.send_gradients(op.index, results)
         self._observer.spent(op, "backward", start, time.monotonic_ns())
@@ -155,11 +158,12 @@ class StageWorker:
         start = time.monotonic_ns()
         if self._reducer.size > 1 or self._joint:
             self._observer.waiting(op)
+        self._reduction.begin_rest()  # before any other sum, so that every replica begins its sums in the same order
         if self._last:
             end = (op.index + 1) * self._pipeline.batch_microbatches
             total = sum(float(self._losses.pop(microbatch)) for microbatch in sorted(self._losses) if microbatch < end)
             loss = sum_over_replicas([total], self._reducer, self._device)[0] / self._pipeline.batch_microbatches
-        self._reduce(self.weights.trainable)
+        self._reduction.finish()
         reduced = time.monotonic_ns()
         self._update_weights.clip(self._device)
         clipped = time.monotonic_ns()

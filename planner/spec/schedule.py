@@ -116,6 +116,15 @@ class Pipeline:
     def microbatches(self) -> int:
         return self.batches * self.batch_microbatches
 
+    def ends_batch(self, stage: int, microbatch: int) -> bool:
+        """Whether the backward of ``microbatch`` is the last one of its batch at its replica of ``stage``.
+
+        >>> pipeline = Pipeline((2, 1), (2, 1), 4, 1)
+        >>> [pipeline.ends_batch(0, microbatch) for microbatch in range(4)]
+        [False, False, True, True]
+        """
+        return microbatch % self.batch_microbatches + self.replicas[stage] >= self.batch_microbatches
+
     def evaluates_after(self, batch: int) -> bool:
         """Whether an evaluation follows the update of ``batch``."""
         if self.evaluation_microbatches == 0:
@@ -147,14 +156,13 @@ def operations(pipeline: Pipeline, stage: int, replica: int) -> Iterator[Op]:
 
 def _until_empty(pipeline: Pipeline, stage: int, replica: int, microbatches: range) -> Iterator[Op]:
     """One fill and drain over the worker's ``microbatches``."""
-    r, batch_size = pipeline.replicas[stage], pipeline.batch_microbatches
     forwards = iter(microbatches)
     for _, microbatch in zip(range(pipeline.in_flight[stage]), forwards, strict=False):
         yield Op(stage, "F", microbatch)
     for microbatch in microbatches:
         yield Op(stage, "B", microbatch)
-        batch = microbatch // batch_size
-        if microbatch + r >= (batch + 1) * batch_size:
+        if pipeline.ends_batch(stage, microbatch):
+            batch = microbatch // pipeline.batch_microbatches
             yield Op(stage, "U", batch)
             if pipeline.evaluates_after(batch):
                 yield from _evaluation(pipeline, stage, replica)
