@@ -172,6 +172,6 @@ class Laying:
             elif high_us < math.inf:
                 trial_us = (low_us + top_us) / 2
             else:
-                step *= step
+                step = min(step * step, _STEPS[-1])
                 trial_us = min(low_us * step, top_us)
         return low_us
