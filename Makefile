@@ -27,7 +27,7 @@ PIPEDREAM := "$(BIN)/pipedream"
 READY := $(VENV)/.pipedream-installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test smoke lint types check check-speed bench-plan bench-emulated bench-runtime bench-replicas install clean FORCE
+.PHONY: help demo test smoke lint types check check-speed bench-plan bench-emulated bench-runtime bench-replicas bench-convergence install clean FORCE
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -57,6 +57,9 @@ check: lint types test smoke check-speed ## everything that continuous integrati
 
 bench-plan: $(READY) ## plan published models beside what others found (REPEATS=5)
 	"$(BIN)/python" benchmarks/plan.py --repeats $(REPEATS)
+
+bench-convergence: $(READY) ## validation loss of every weight policy beside a plain loop; writes docs/convergence.md
+	"$(BIN)/python" benchmarks/convergence.py --write
 
 bench-emulated: $(READY) ## schedules with more workers than cores, beside torch's (REPEATS=5)
 	"$(BIN)/python" benchmarks/emulated.py --repeats $(REPEATS)
