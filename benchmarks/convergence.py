@@ -143,7 +143,8 @@ def main() -> None:
             plot = ROOT / "docs" / f"convergence-{case.job}.svg"
             plot.write_text(line_plot(f"{case.job}: mean of {arguments.seeds} seeds", "samples seen", "validation loss", series))
             about = f"`examples/{case.job}.py` with {', '.join(case.settings)}; {case.updates} updates."
-            sections.append("\n".join([f"## {case.job}", "", about, "", f"![Validation loss against samples seen]({plot.name})", "", *lines]))
+            picture = f"![Validation loss against samples seen]({plot.name})"
+            sections.append("\n".join([f"## {case.job}", "", about, "", picture, "", *lines]))
     if arguments.write:
         (ROOT / "docs" / "convergence.md").write_text(TEXT.format(stages=STAGES, batch=BATCH, seeds=arguments.seeds,
                                                                   sections="\n\n".join(sections)))
