@@ -27,7 +27,7 @@ PIPEDREAM := "$(BIN)/pipedream"
 READY := $(VENV)/.pipedream-installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test smoke lint types check check-speed bench-plan bench-emulated bench-runtime bench-replicas bench-convergence install clean FORCE
+.PHONY: help demo test smoke lint types check check-speed bench-plan bench-emulated bench-runtime bench-replicas bench-convergence bench-memory install clean FORCE
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -69,6 +69,9 @@ bench-runtime: $(READY) ## two workers beside the ideal, DDP and torch's schedul
 
 bench-replicas: $(READY) ## what of an all-reduce overlaps, on a limited link beside DDP; needs root (REPEATS=5)
 	"$(BIN)/python" benchmarks/replicas.py --repeats $(REPEATS)
+
+bench-memory: $(READY) ## predicted and measured peak memory of each worker, under every policy
+	"$(BIN)/python" benchmarks/memory.py
 
 install: $(READY) ## create the environment only
 

@@ -76,7 +76,8 @@ def loss(outputs: Tensor, targets: Tensor) -> Tensor:
     return nn.functional.mse_loss(outputs, targets)
 
 
-def job(layers: int = 4, forward_ms: float = 10.0, backward_ms: float = 20.0, weights_bytes: int = 0) -> Job:
+def job(layers: int = 4, forward_ms: float = 10.0, backward_ms: float = 20.0, weights_bytes: int = 0,
+        clip_norm: float | None = None) -> Job:
     """Equal layers, with ``weights_bytes`` of weights together."""
     from launcher import Job
 
@@ -88,4 +89,5 @@ def job(layers: int = 4, forward_ms: float = 10.0, backward_ms: float = 20.0, we
         evaluation_data=TensorDataset(data[:4], torch.zeros_like(data[:4])),
         optimizer=lambda parameters: torch.optim.SGD(parameters, lr=1e-3),
         microbatch_size=4,
+        clip_norm=clip_norm,
     )
