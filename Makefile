@@ -30,7 +30,7 @@ READY := $(VENV)/.pipedream-installed
 .PHONY: help demo test smoke lint types check check-speed bench-plan bench-emulated bench-runtime bench-replicas bench-convergence bench-memory install clean FORCE
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
 demo: $(READY) ## profile, plan and train a small language model with two workers on this CPU
 	@mkdir -p "$(OUT)"
