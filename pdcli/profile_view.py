@@ -20,8 +20,7 @@ def totals(profile: Profile) -> dict[str, Any]:
         "model": profile.model, "device": profile.device.name, "microbatch_size": profile.microbatch_size,
         "microbatch_sizes": list(profile.sizes),
         "layers": len(profile.layers),
-        "parameter_bytes": sum(layer.parameter_bytes for layer in profile.layers) - sum(
-            tied.parameter_bytes * (len(tied.layers) - 1) for tied in profile.tied),
+        "parameter_bytes": sum(layer.parameter_bytes for layer in profile.layers),  # a tied one is counted at its first layer
         "forward_us": sum(layer.forward_us for layer in profile.layers),
         "backward_us": sum(layer.backward_us for layer in profile.layers),
         "update_us": sum(layer.update_us for layer in profile.layers),

@@ -1,7 +1,7 @@
 """Why a layer is in its stage: what it costs there, and what the plan would cost with it in the stage before or after.
 
 A cut may only be moved to another cut state, so a layer takes others along: to the stage before, those of its
-stage that feed it, to the stage after, those that it feeds, and with a tied parameter all that use it. The plan with
+stage that feed it, to the stage after, those that it feeds, and all that must be in one stage with it. The plan with
 the cut moved is evaluated by the same cost model.
 """
 
@@ -112,7 +112,7 @@ def _moved(plan: Plan, profile: Profile, masks: list[int], index: int, k: int, t
 def _along(profile: Profile, stage: int, index: int, *, backwards: bool) -> int:
     """The layers of the stage that must move with one of them."""
     feeds = predecessor_masks(len(profile.layers), edges_of(profile))
-    groups = [sum(1 << layer for layer in tied.layers) for tied in profile.tied]
+    groups = [sum(1 << layer for layer in tied.layers) for tied in profile.tied if tied.one_stage]
     moved, grown = 0, 1 << index
     while grown != moved:
         moved = grown

@@ -76,7 +76,7 @@ def _servers(nodes: tuple[Node, ...]) -> int:
 
 
 def kept_together(profile: Profile, options: PlanOptions) -> Profile:
-    """The profile as if each group of ``--together`` shared a parameter of no bytes: no cut comes between its layers.
+    """The profile as if each group of ``--together`` shared what can be in one stage only: no cut comes between its layers.
 
     Raises:
         BadInput: no layer has such a name.
@@ -109,7 +109,7 @@ def problem_of(chain: Chain, topology: Topology, options: PlanOptions) -> Proble
     most_stages = chain.most_stages
     if options.stages is not None and options.stages > most_stages:
         tied = "" if most_stages == chain.layer_count else (
-            f", as tied parameters or --together keep some of its {chain.layer_count} layers together")
+            f", as buffers that several update or --together keep some of its {chain.layer_count} layers together")
         raise Infeasible(f"--stages {options.stages} is asked, but the model can be cut into at most {most_stages}{tied}",
                          hint=f"give --stages a number from 1 to {min(most_stages, devices)}")
     if options.stages is not None and options.stages > devices:
@@ -145,7 +145,7 @@ def _inseparable(chain: Chain, pins: tuple[Pin, ...]) -> str:
     for a, b in itertools.combinations(pins, 2):
         if a.stage != b.stage and all(chain.has(state, a.layer) == chain.has(state, b.layer) for state in range(len(chain.states))):
             return (f"{chain.names[a.layer]} and {chain.names[b.layer]} are always in one stage, since they, or layers around them, "
-                    "share a parameter or are kept --together")
+                    "update the same buffer or are kept --together")
     return ""
 
 

@@ -42,8 +42,8 @@ class Captured:
 
     ``values`` has the tensors that may cross a cut. ``free`` operations (masks, position indices,
     reshaped targets) belong to no layer and are repeated in each stage that uses them. ``tied`` maps
-    what must be in one stage because several layers use it (a tied parameter, a buffer that is updated)
-    to those layers; ``aliases`` maps further names of a parameter to the one in ``parameters``.
+    what several layers use (a tied parameter; a buffer that is updated, which must be in one stage) to those
+    layers; ``aliases`` maps further names of a parameter to the one in ``parameters``.
     """
 
     module: GraphModule
@@ -229,21 +229,23 @@ def _aligned(layers: dict[str, tuple[Node, ...]], training: Captured, names: Map
     owners = dict(zip((*training.parameters, *training.buffers), training.module.graph.nodes, strict=False))
     owned = {*training.parameters, *training.updated}
     homes = {name: _layers_using(node, training.layers) for name, node in owners.items() if name in owned}
+    own = {node: name for name, members in layers.items() for node in members}
+
+    def possible(node: Node) -> list[tuple[str, ...]]:
+        return [where for source in node.all_input_nodes if (where := homes.get(names.get(source, ""), ()))]
 
     def home(node: Node) -> str | None:
-        for source in node.all_input_nodes:
-            where = homes.get(names.get(source, ""), ())
-            if len(where) == 1:
-                return where[0]
-        return None
+        """Where several layers use a parameter, the one that evaluation too calls so."""
+        found = [where[0] if len(where) == 1 else own[node] for where in possible(node) if len(where) == 1 or own[node] in where]
+        return next(iter(found), None)
 
     aligned = align(layers, training.layers, home)
     everything = {node for members in aligned.values() for node in members}
     for name, members in aligned.items():
         for node in members:
-            wanted = home(node)
-            if wanted not in (None, name):
-                raise BadInput(f"evaluation uses the parameters of layer {wanted!r} after layer {name!r}, training does not",
+            wanted = next((where for where in possible(node) if name not in where), None)
+            if wanted is not None:
+                raise BadInput(f"evaluation uses the parameters of layer {wanted[0]!r} in or after layer {name!r}, training does not",
                                hint="let the model's forward run its layers in the same order in both modes")
         if any(nodes & set(members) and not nodes & everything <= set(members) for nodes in together):
             raise BadInput(f"evaluation needs layers apart from {name!r} together with it, training does not",

@@ -8,7 +8,8 @@ that layer ``a`` makes and ``c`` uses::
                         sent (x, y)         ->      received (x, y)
 
 so every stage talks to its neighbours only. Data is never shipped, and ``free`` operations are
-repeated in every stage that uses them.
+repeated in every stage that uses them. A tied parameter is a parameter of every stage that uses it; a
+buffer that several layers write to is one stage's.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from launcher.graph.capture import Captured
 from launcher.graph.program import StageProgram
 from planner.spec.errors import Mismatch
 
-__all__ = ["extract", "split"]
+__all__ = ["extract", "split", "tied_stages"]
 
 
 def split(captured: Captured, stages: Sequence[Sequence[str]]) -> tuple[StageProgram, ...]:
@@ -32,11 +33,11 @@ def split(captured: Captured, stages: Sequence[Sequence[str]]) -> tuple[StagePro
 
     Raises:
         Mismatch: the names are not this model's layers, a stage would need a later stage's result, or
-            layers that share a parameter are in two stages.
+            layers that share a buffer which they update are in two stages.
     """
     place = _stage_of_layers(captured, stages)
     stage_of = {node: place[name] for name, members in captured.layers.items() for node in members}
-    _check_tied(captured, place)
+    _check_updated(captured, place)
     last = len(stages) - 1
     results = _results(captured)
     final: dict[Node, int] = {}  # the last stage that uses each value
@@ -57,6 +58,15 @@ def split(captured: Captured, stages: Sequence[Sequence[str]]) -> tuple[StagePro
         own = {node for node, stage in stage_of.items() if stage == k}
         programs.append(extract(captured, own, received, sent if k < last else results, last=k == last))
     return tuple(programs)
+
+
+def tied_stages(programs: Sequence[StageProgram]) -> dict[str, tuple[int, ...]]:
+    """The parameters that several of a pipeline's programs take, with those stages."""
+    stages: dict[str, tuple[int, ...]] = {}
+    for stage, program in enumerate(programs):
+        for name in program.parameters:
+            stages[name] = (*stages.get(name, ()), stage)
+    return {name: where for name, where in stages.items() if len(where) > 1}
 
 
 def extract(captured: Captured, own: Iterable[Node], received: Sequence[Node], outputs: Sequence[Node], *, last: bool) -> StageProgram:
@@ -129,12 +139,13 @@ def _stage_of_layers(captured: Captured, stages: Sequence[Sequence[str]]) -> dic
     return place
 
 
-def _check_tied(captured: Captured, place: dict[str, int]) -> None:
+def _check_updated(captured: Captured, place: dict[str, int]) -> None:
     for name, layers in captured.tied.items():
         where = sorted({place[layer] for layer in layers})
-        if len(where) > 1:
-            raise Mismatch(f"{name!r} is used by the layers {', '.join(layers)}, which are in the stages {', '.join(map(str, where))}",
-                           hint="plan again: layers that share a parameter must be in one stage")
+        if len(where) > 1 and name not in captured.parameters:
+            raise Mismatch(f"{name!r} is updated in the forward and used by the layers {', '.join(layers)}, "
+                           f"which are in the stages {', '.join(map(str, where))}",
+                           hint="profile and plan again: layers that share a buffer which they update must be in one stage")
 
 
 def _some(names: Iterable[str]) -> str:

@@ -118,7 +118,7 @@ def _measure(job: Job, captured: Captured, reference: JobReference, device: Devi
         measured=times.whole,
         layers=tuple(_layers(captured, step, state, times, memory)),
         tensors=tuple(edges_of(captured)),
-        tied=tuple(TiedParameter(name, _bytes([state[name]] if name in state else []), tuple(index[layer] for layer in layers))
+        tied=tuple(TiedParameter(name, _bytes([state[name]]) if name in captured.parameters else 0, tuple(index[layer] for layer in layers))
                    for name, layers in captured.tied.items()),
     )
 

@@ -66,7 +66,7 @@ class PendingSum(Protocol):
 
 
 class Reducer(Protocol):
-    """Sums over the replicas of one stage, or over all workers; each of them begins the same sums in the same order."""
+    """Sums over the replicas of one stage, or of several; each of them begins the same sums in the same order."""
 
     size: int
 
@@ -92,8 +92,8 @@ class Transport(Protocol):
 
     def reducer(self, stage: int) -> Reducer: ...
 
-    def everyone(self) -> Reducer:
-        """Over all workers of the pipeline. All of them ask for it, or none."""
+    def among(self, stages: Sequence[int]) -> Reducer:
+        """Over all workers of ``stages``. Every worker of the pipeline asks, in one order; those of other stages must not use it."""
 
 
 def workers(replicas: Sequence[int]) -> tuple[Worker, ...]:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import torch
 
 from launcher.graph.program import Value
-from launcher.runtime.channel import Edge, PeerLost, Worker, rank_of
+from launcher.runtime.channel import Edge, PeerLost, Worker, workers
 
 __all__ = ["LocalTransport"]
 
@@ -47,7 +47,7 @@ class _LocalReceiver:
 
 
 class _LocalReducer:
-    """One thread's handle to the sums of its stage, or of all."""
+    """One thread's handle to the sums of its stage, or of several."""
 
     def __init__(self, meeting: _Meeting, index: int) -> None:
         self.size = meeting.size
@@ -110,18 +110,20 @@ class LocalTransport:
         self._timeout_s = timeout_s
         self._lock = threading.Lock()
         self._queues: dict[Edge, queue.Queue[tuple[torch.Tensor, ...]]] = {}
-        self._meetings = [_Meeting(size, timeout_s) for size in (*replicas, sum(replicas))]  # the last one is everybody's
+        self._meetings: dict[tuple[int, ...], _Meeting] = {}  # by the stages whose workers meet
         self._replicas = tuple(replicas)
 
     def of(self, worker: Worker) -> _LocalView:
-        return _LocalView(self, worker, rank_of(self._replicas, worker))
+        return _LocalView(self, worker, self._replicas)
 
     def messages(self, edge: Edge) -> queue.Queue[tuple[torch.Tensor, ...]]:
         with self._lock:
             return self._queues.setdefault(edge, queue.Queue())
 
-    def meeting(self, stage: int) -> _Meeting:
-        return self._meetings[stage]
+    def meeting(self, stages: tuple[int, ...]) -> _Meeting:
+        with self._lock:
+            size = sum(self._replicas[stage] for stage in stages)
+            return self._meetings.setdefault(stages, _Meeting(size, self._timeout_s))
 
     @property
     def timeout_s(self) -> float:
@@ -129,13 +131,13 @@ class LocalTransport:
 
     def abort(self) -> None:
         """Wake every thread that waits in a sum."""
-        for meeting in self._meetings:
+        for meeting in self._meetings.values():
             meeting.abort()
 
 
 class _LocalView:
-    def __init__(self, world: LocalTransport, worker: Worker, rank: int) -> None:
-        self._world, self._worker, self._rank = world, worker, rank
+    def __init__(self, world: LocalTransport, worker: Worker, replicas: tuple[int, ...]) -> None:
+        self._world, self._worker, self._replicas = world, worker, replicas
 
     def sender(self, edge: Edge, window: int | None) -> _LocalSender:
         return _LocalSender(self._world.messages(edge))
@@ -144,7 +146,9 @@ class _LocalView:
         return _LocalReceiver(edge, self._world.messages(edge), iter(messages), self._world.timeout_s)
 
     def reducer(self, stage: int) -> _LocalReducer:
-        return _LocalReducer(self._world.meeting(stage), self._worker.replica)
+        return self.among((stage,))
 
-    def everyone(self) -> _LocalReducer:
-        return _LocalReducer(self._world.meeting(-1), self._rank)
+    def among(self, stages: Sequence[int]) -> _LocalReducer:
+        members = [worker for worker in workers(self._replicas) if worker.stage in stages]
+        index = members.index(self._worker) if self._worker in members else -1
+        return _LocalReducer(self._world.meeting(tuple(stages)), index)

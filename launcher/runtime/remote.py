@@ -137,9 +137,10 @@ class RemoteTransport:
     def reducer(self, stage: int) -> Reducer:
         return _RemoteReducer(self._stages[stage], self._replicas[stage])
 
-    def everyone(self) -> Reducer:
+    def among(self, stages: Sequence[int]) -> Reducer:
+        ranks = [rank_of(self._replicas, worker) for worker in workers(self._replicas) if worker.stage in stages]
         with peer_errors(None):
-            return _RemoteReducer(dist.new_group(timeout=self._timeout), sum(self._replicas))
+            return _RemoteReducer(dist.new_group(ranks, timeout=self._timeout), len(ranks))
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ for an update of the stage before, and that one for a backward that its own work
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 import torch
 from torch import nn
@@ -31,15 +31,17 @@ class Update:
     """Steps ``parameters``, by the model's names, by their ``grad``, which it clears.
 
     ``clip_norm`` bounds the norm of all stages' gradients together, summed over ``everyone``, all workers of
-    the pipeline; ``counts`` says whether this worker's part is counted, which it is once for each stage.
+    the pipeline; ``counted`` are the parameters whose gradients this worker adds to it, by default all: each
+    gradient counts once, although a stage's replicas and the stages of a tied parameter all have it.
     """
 
     def __init__(self, parameters: Mapping[str, nn.Parameter], optimizer: OptimizerFactory, scheduler: SchedulerFactory | None = None,
-                 clip_norm: float | None = None, everyone: Reducer | None = None, *, counts: bool = True) -> None:
+                 clip_norm: float | None = None, everyone: Reducer | None = None, *, counted: Collection[str] | None = None) -> None:
         self._parameters = tuple(parameters.values())
+        self._counted = tuple(parameter for name, parameter in parameters.items() if counted is None or name in counted)
         self._optimizer = make_optimizer(optimizer, parameters) if parameters else None
         self._scheduler = make_scheduler(scheduler, self._optimizer) if scheduler is not None and self._optimizer is not None else None
-        self._clip_norm, self._everyone, self._counts = clip_norm, everyone, counts
+        self._clip_norm, self._everyone = clip_norm, everyone
 
     def clip(self, device: torch.device) -> None:
         """Scale the gradients so that the norm of all stages' gradients is at most ``clip_norm``, if there is one.
@@ -48,15 +50,14 @@ class Update:
         """
         if self._clip_norm is None:
             return
-        gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
         square = torch.zeros(1, dtype=torch.float64, device=device)
-        if self._counts:
-            for norm in torch._foreach_norm(gradients) if gradients else ():
-                square += norm.to(torch.float64) ** 2
+        counted = _gradients(self._counted)
+        for norm in torch._foreach_norm(counted) if counted else ():
+            square += norm.to(torch.float64) ** 2
         if self._everyone is not None:
             self._everyone.sum_(square)
         factor = torch.clamp(self._clip_norm / (square.sqrt() + _EPSILON), max=1.0).squeeze()
-        for gradient in gradients:
+        for gradient in _gradients(self._parameters):
             gradient.mul_(factor)  # of no dimension: it does not change the gradient's type, nor is it rounded to it
 
     def step(self) -> None:
@@ -67,3 +68,7 @@ class Update:
             self._scheduler.step()
         for parameter in self._parameters:
             parameter.grad = None
+
+
+def _gradients(parameters: Iterable[nn.Parameter]) -> list[torch.Tensor]:
+    return [parameter.grad for parameter in parameters if parameter.grad is not None]

@@ -25,6 +25,7 @@ from launcher.runtime.reduction import GradientReduction, arrival_order
 from launcher.runtime.replicas import averaged_buffers, sum_over_replicas
 from launcher.runtime.source import Source
 from launcher.runtime.stage import Stage
+from launcher.runtime.tied import TiedReduction
 from launcher.runtime.update import Update
 from launcher.runtime.weights import WeightVersions
 from planner.spec.plan import Policy
@@ -42,6 +43,7 @@ class Assignment:
 
     ``averaged_buffers`` are those that training writes to (BatchNorm's running statistics): the
     replicas see different microbatches, so evaluation and the final weights take their mean.
+    ``tied`` are the parameters that several stages of the pipeline use, with those stages.
     """
 
     pipeline: Pipeline
@@ -53,6 +55,7 @@ class Assignment:
     evaluation_source: Source | None = None
     evaluation_sizes: tuple[int, ...] = ()  # samples of each evaluation microbatch
     averaged_buffers: tuple[str, ...] = ()
+    tied: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     scheduler: SchedulerFactory | None = None
     clip_norm: float | None = None  # of the gradients of all stages together
     recompute: bool = False  # keep a microbatch's inputs only, and run its forward again for the backward
@@ -85,11 +88,17 @@ class StageWorker:
         self._stage = Stage(program, self.weights, [buffers[name] for name in program.buffers], self._pipeline.batch_microbatches,
                             recompute=assignment.recompute, alone=self._pipeline.in_flight[self.worker.stage] == 1)
         self._reducer = transport.reducer(self.worker.stage)
-        self._reduction = GradientReduction(self._reducer, self.weights.masters, arrival_order(program))
-        self._joint = assignment.clip_norm is not None
+        own = [position for position in arrival_order(program) if program.parameters[position] not in assignment.tied]
+        self._reduction = GradientReduction(self._reducer, self.weights.masters, own)
         masters = dict(zip(program.parameters, self.weights.masters, strict=True)) if self.weights.trainable else {}
-        self._update_weights = Update(masters, optimizer, assignment.scheduler, assignment.clip_norm,
-                                      transport.everyone() if self._joint else None, counts=self.worker.replica == 0)
+        self._tied = TiedReduction(assignment.tied, masters, self.worker.stage, transport)
+        clips = assignment.clip_norm is not None
+        self._joint = clips or bool(self._tied)
+        first = {name: assignment.tied.get(name, (self.worker.stage,))[0] for name in masters}
+        self._update_weights = Update(
+            masters, optimizer, assignment.scheduler, assignment.clip_norm,
+            transport.among(range(len(self._pipeline.replicas))) if clips else None,
+            counted=[name for name in masters if self.worker == (first[name], 0)])
         self._observer = observer or Observer()
         self._keyed = keyed
         self._links = Links(self._pipeline, self.worker, program, assignment.evaluation, assignment.evaluation_sizes, transport)
@@ -165,6 +174,7 @@ class StageWorker:
             loss = sum_over_replicas([total], self._reducer, self._device)[0] / self._pipeline.batch_microbatches
         self._reduction.finish()
         reduced = time.monotonic_ns()
+        self._tied()
         self._update_weights.clip(self._device)
         clipped = time.monotonic_ns()
         self._observer.running(op)

@@ -10,7 +10,7 @@ from torch import nn
 
 from launcher.data import EvaluationSource, evaluation_source, training_source
 from launcher.graph.capture import Captured, capture_evaluation, capture_training
-from launcher.graph.split import split
+from launcher.graph.split import split, tied_stages
 from launcher.job import Job
 from launcher.runtime.channel import Worker
 from launcher.runtime.worker import Assignment
@@ -82,7 +82,8 @@ def assign(task: Task, job: Job, programs: Programs, worker: Worker, device: tor
     """
     plan, settings = task.plan, task.settings
     stages = [stage.layers for stage in plan.stages]
-    program = split(programs.training, stages)[worker.stage]
+    cut = split(programs.training, stages)
+    program = cut[worker.stage]
     held_out = task.evaluation_source(job)
     return Assignment(
         pipeline=task.pipeline, worker=worker, policy=plan.policy, program=program,
@@ -90,7 +91,7 @@ def assign(task: Task, job: Job, programs: Programs, worker: Worker, device: tor
         evaluation={size: split(captured, stages)[worker.stage] for size, captured in programs.evaluation.items()},
         evaluation_source=held_out, evaluation_sizes=() if held_out is None else held_out.sizes, device=device,
         averaged_buffers=tuple(name for name in program.buffers if name in program.written), recompute=plan.stages[worker.stage].recompute,
-        scheduler=job.scheduler, clip_norm=job.clip_norm,
+        scheduler=job.scheduler, clip_norm=job.clip_norm, tied=tied_stages(cut),
     )
 
 

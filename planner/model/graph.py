@@ -128,8 +128,7 @@ def chain_of(profile: Profile, most_states: int | None = None, deadline: float |
 
     From ``deadline`` on, a :func:`time.monotonic`, good states of a wide graph are no longer looked for.
 
-    The layers of a tied parameter stay in one stage, so that its gradients are summed and its one
-    update is kept on one device: no state has some of them and not the others.
+    Layers that must be in one stage are: no state has some of them and not the others.
     """
     return chain_over(profile, states_of(profile, most_states, deadline))
 

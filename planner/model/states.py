@@ -37,7 +37,7 @@ class Searched(NamedTuple):
 
 
 def states_of(profile: Profile, most: int | None = None, deadline: float | None = None) -> Searched:
-    """The states to search, at most so many. The layers of a tied parameter are never on two sides of a cut.
+    """The states to search, at most so many. Layers that must be in one stage are never on two sides of a cut.
 
     A wide graph is not analysed beyond ``deadline``; then there are only the cuts of the order of execution.
     """
@@ -46,7 +46,7 @@ def states_of(profile: Profile, most: int | None = None, deadline: float | None 
     if most is None:
         most = min(max(MOST_SEARCHED, 3 * n // 2), MOST_OF_A_CHAIN)
     predecessors = predecessor_masks(n, edges_of(profile))
-    groups = [sum(1 << layer for layer in tied.layers) for tied in profile.tied]
+    groups = [sum(1 << layer for layer in tied.layers) for tied in profile.tied if tied.one_stage]
     found = enumerate_ideals(predecessors, most if not groups else 8 * most)
     if found is not None and len(closed := closed_under(found, groups)) <= most:
         return Searched(CutStates(n, tuple(closed), complete=True), "", None)

@@ -96,11 +96,20 @@ class Tensor:
 
 @dataclass(frozen=True)
 class TiedParameter:
-    """A parameter that several layers use (a tied embedding)."""
+    """A parameter that several layers use (a tied embedding): each stage with one of them holds a copy.
+
+    Where ``parameter_bytes`` is 0 it is none, but something of which there can be one only: a buffer that they
+    update, or ``--together``. Its layers are then in one stage.
+    """
 
     name: str
-    parameter_bytes: int
+    parameter_bytes: int  # trainable; counted at the first of the layers
     layers: tuple[int, ...]
+
+    @property
+    def one_stage(self) -> bool:
+        """Whether its layers must be in one stage."""
+        return self.parameter_bytes == 0
 
     def __post_init__(self) -> None:
         require(0 <= self.parameter_bytes < 1e18, f"parameter_bytes {self.parameter_bytes} is not between 0 and 1e18")

@@ -12,12 +12,15 @@ A = 1 and no replicas, d_k = n - k: newest_k(m) = max(0, m - (n - 1 - k)), which
 ``W_k(t+1) = W_k(t) - lr * g(W_0(t-n+1), ..., W_{n-1}(t))``. ``latest`` runs its forward with the newest too;
 its backward of microbatch m finds all earlier batches' updates done and no later one: version ``m // A``,
 written over the weights that the forward left in autograd's graph.
+
+A tied parameter is one master with several names: each stage that uses one of them takes its own version of that
+master, and the gradients of all stages are summed before the master's one step.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import nn
@@ -28,13 +31,17 @@ SchedulerFactory = Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LR
 
 @dataclass(frozen=True)
 class Setup:
-    """``stages`` lists each stage's parameter names; ``in_flight`` what each stage's replicas admit."""
+    """``stages`` lists each stage's parameter names; ``in_flight`` what each stage's replicas admit.
+
+    ``tied`` maps further names of a parameter to its first.
+    """
 
     stages: tuple[tuple[str, ...], ...]
     replicas: tuple[int, ...]
     in_flight: tuple[int, ...]
     batch_microbatches: int
     policy: str = "stash"
+    tied: Mapping[str, str] = field(default_factory=dict)
 
 
 def version(setup: Setup, stage: int, microbatch: int) -> int:
@@ -53,42 +60,44 @@ def simulate(
     parameters: Mapping[str, torch.Tensor], loss: Callable[[Mapping[str, torch.Tensor], int], torch.Tensor], setup: Setup,
     optimizer: OptimizerFactory, updates: int, scheduler: SchedulerFactory | None = None, clip_norm: float | None = None,
 ) -> tuple[dict[str, torch.Tensor], list[float]]:
-    """Parameters after ``updates`` updates, and each batch's mean loss.
+    """Parameters after ``updates`` updates, and each batch's mean loss. ``parameters`` are by their first names.
 
     ``loss(parameters, m)`` is the loss of the whole model on microbatch m with these parameters.
     Gradients are summed replica by replica as the pipeline does, so that results can agree to the last bit.
     """
     masters = {name: nn.Parameter(value.detach().clone()) for name, value in parameters.items()}
-    optimizers = [optimizer([masters[name] for name in names]) if names else None for names in setup.stages]
+    owned = [[name for name in names if name in masters] for names in setup.stages]
+    optimizers = [optimizer([masters[name] for name in names]) if names else None for names in owned]
     schedulers = [scheduler(one) for one in optimizers if one is not None] if scheduler is not None else []
     history = [{name: value.detach().clone() for name, value in masters.items()}]
     losses = []
     for batch in range(updates):
         first = batch * setup.batch_microbatches
-        sums: dict[tuple[str, int], torch.Tensor] = {}
+        sums: dict[tuple[str, int, int], torch.Tensor] = {}  # by name, stage and replica
         batch_loss = 0.0
         for microbatch in range(first, first + setup.batch_microbatches):
-            mixed = {}
+            mixed, leaves = {}, {}
             for stage, names in enumerate(setup.stages):
                 weights = history[version(setup, stage, microbatch)]
-                mixed |= {name: weights[name].clone().requires_grad_() for name in names}
+                for name in names:
+                    first_name = setup.tied.get(name, name)
+                    if (first_name, stage) not in leaves:
+                        leaves[first_name, stage] = weights[first_name].clone().requires_grad_()
+                    mixed[name] = leaves[first_name, stage]
             value = loss(mixed, microbatch)
             if setup.policy == "latest":
-                for name, weight in mixed.items():
+                for (name, _), weight in leaves.items():
                     weight.data.copy_(history[batch][name])
             seed = torch.full_like(value, 1.0 / setup.batch_microbatches)
-            gradients = torch.autograd.grad(value, list(mixed.values()), grad_outputs=seed, allow_unused=True)
+            gradients = torch.autograd.grad(value, list(leaves.values()), grad_outputs=seed, allow_unused=True)
             batch_loss += value.item()
-            for stage, names in enumerate(setup.stages):
-                replica = microbatch % setup.replicas[stage]
-                for name, gradient in zip(mixed, gradients, strict=True):
-                    if name in names and gradient is not None:
-                        key = (name, replica)
-                        sums[key] = gradient if key not in sums else sums[key] + gradient
-        for stage, names in enumerate(setup.stages):
-            for name in names:
-                parts = [sums[name, replica] for replica in range(setup.replicas[stage]) if (name, replica) in sums]
-                masters[name].grad = sum(parts[1:], start=parts[0]) if parts else None
+            for (name, stage), gradient in zip(leaves, gradients, strict=True):
+                if gradient is not None:
+                    key = (name, stage, microbatch % setup.replicas[stage])
+                    sums[key] = gradient if key not in sums else sums[key] + gradient
+        for name, master in masters.items():
+            parts = [sums[key] for key in sorted(sums) if key[0] == name]
+            master.grad = sum(parts[1:], start=parts[0]) if parts else None
         if clip_norm is not None:
             nn.utils.clip_grad_norm_(masters.values(), clip_norm)
         for step in (*(one for one in optimizers if one is not None), *schedulers):

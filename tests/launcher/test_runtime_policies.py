@@ -43,8 +43,8 @@ def assert_equals_the_simulation(policy: Policy, pipeline: Pipeline, dtype: torc
     expected, _ = simulate(initial(dtype), whole_loss(dtype), setup_of(pipeline, policy), OPTIMIZERS[optimizer], pipeline.batches)
     trained = train_on_threads(pipeline, dtype, OPTIMIZERS[optimizer], policy, recompute)
     assert {name for name, _ in trained} == set(expected)
-    for (name, replica), value in trained.items():
-        assert torch.equal(value, expected[name]), f"{name} on replica {replica} differs by {(value - expected[name]).abs().max()}"
+    for (name, rank), value in trained.items():
+        assert torch.equal(value, expected[name]), f"{name} at rank {rank} differs by {(value - expected[name]).abs().max()}"
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)

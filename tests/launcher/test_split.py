@@ -14,7 +14,7 @@ import torch
 from launcher.data import EvaluationSource, MicrobatchSource
 from launcher.graph.capture import Captured, capture_evaluation, capture_training
 from launcher.graph.randomness import keyed
-from launcher.graph.split import split
+from launcher.graph.split import split, tied_stages
 from launcher.graph.step import Step, layout_of
 from launcher.job import Job
 from planner.spec.errors import Mismatch
@@ -41,11 +41,15 @@ def evaluation(name: str) -> Captured:
     return capture_evaluation(build(name), 2)
 
 
+def updated_together(captured: Captured) -> list[tuple[str, ...]]:
+    return [layers for name, layers in captured.tied.items() if name not in captured.parameters]
+
+
 def cut(captured: Captured, count: int) -> list[list[str]]:
-    """``count`` stages of about equally many layers, tied layers kept together (so maybe fewer stages)."""
+    """``count`` stages of about equally many layers; those that update one buffer are kept together (so maybe fewer stages)."""
     names = list(captured.layers)
     bounds = {len(names) * k // count for k in range(1, count)}
-    for layers in captured.tied.values():
+    for layers in updated_together(captured):
         first, last = names.index(layers[0]), names.index(layers[-1])
         bounds -= set(range(first + 1, last + 1))
     edges = [0, *sorted(bounds - {0}), len(names)]
@@ -60,7 +64,7 @@ def cut_anywhere(captured: Captured, seed: int) -> list[list[str]]:
     together = networkx.DiGraph()
     together.add_nodes_from(names)
     together.add_edges_from((place[source], place[node]) for node in place for source in node.all_input_nodes if source in place)
-    for layers in captured.tied.values():
+    for layers in updated_together(captured):
         together.add_edges_from([*itertools.pairwise(layers), *itertools.pairwise(reversed(layers))])
     graph = networkx.condensation(together)
     order = list(networkx.lexicographical_topological_sort(graph, key=lambda group: draw.random()))
@@ -195,9 +199,17 @@ def test_wrong_stage_lists_are_explained() -> None:
         with pytest.raises(Mismatch, match=words) as caught:
             split(captured, stages)
         assert caught.value.hint
+    repeated = training("repeated")
+    with pytest.raises(Mismatch, match=r"shared\.1\.\w+.* is updated in the forward"):
+        split(repeated, [list(repeated.layers)[:5], list(repeated.layers)[5:]])
+
+
+def test_every_stage_that_uses_a_tied_parameter_takes_it() -> None:
     tied = training("gpt_tied")
-    with pytest.raises(Mismatch, match=r"tokens\.weight"):
-        split(tied, [list(tied.layers)[:1], list(tied.layers)[1:]])
+    programs = split(tied, [[name] for name in tied.layers])
+    users = (list(tied.layers).index("tokens"), list(tied.layers).index("head"))
+    assert tied_stages(programs) == {"tokens.weight": users}
+    assert tied_stages(split(tied, [list(tied.layers)])) == {}
 
 
 def test_data_is_read_where_it_is_used_and_never_shipped() -> None:

@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 from launcher.graph.program import StageProgram, Value
-from launcher.runtime.channel import Worker, workers
+from launcher.graph.split import tied_stages
+from launcher.runtime.channel import Worker, rank_of, workers
 from launcher.runtime.local import LocalTransport
 from launcher.runtime.observer import Observer
 from launcher.runtime.worker import Assignment, StageWorker
@@ -60,13 +61,18 @@ def whole_loss(dtype: torch.dtype) -> Callable[..., torch.Tensor]:
     return loss
 
 
-def programs(layers: Sequence[range], dtype: torch.dtype) -> list[StageProgram]:
-    """The same model cut by hand: the skip tensor is relayed through the stages between."""
+NOT_TIED: Mapping[str, str] = {}
+
+
+def programs(layers: Sequence[range], dtype: torch.dtype, tied: Mapping[str, str] = NOT_TIED) -> list[StageProgram]:
+    """The same model cut by hand: the skip tensor is relayed through the stages between. ``tied``: name -> first name."""
     result = []
     for stage, own in enumerate(layers):
         graph = torch.fx.Graph()
-        names = tuple(f"{layer}.{kind}" for layer in own for kind in ("weight", "bias"))
-        placeholders = {name: graph.placeholder(f"p{name.replace('.', '_')}") for name in names}
+        used = {name: tied.get(name, name) for layer in own for name in (f"{layer}.weight", f"{layer}.bias")}
+        names = tuple(dict.fromkeys(used.values()))
+        takes = {name: graph.placeholder(f"p{name.replace('.', '_')}") for name in names}
+        placeholders = {name: takes[first_name] for name, first_name in used.items()}
         first, last = stage == 0, stage == len(layers) - 1
         x = graph.placeholder("x") if not first else None
         skip = graph.placeholder("skip") if not first and own[0] > 1 else x
@@ -162,19 +168,20 @@ def run_threads(pipeline: Pipeline, make: Callable[[Worker, LocalTransport], Sta
 def train_on_threads(
     pipeline: Pipeline, dtype: torch.dtype, optimizer: OptimizerFactory, policy: Policy = "stash", recompute: Sequence[bool] = (),
     on_event: Callable[[StageWorker], None] | None = None, scheduler: SchedulerFactory | None = None, clip_norm: float | None = None,
+    tied: Mapping[str, str] = NOT_TIED,
 ) -> dict[tuple[str, int], torch.Tensor]:
-    """Parameters after the run, by (name, replica). ``recompute`` says which stages do, by default none.
+    """Parameters after the run, by (name, rank of the worker). ``recompute`` says which stages do, by default none.
 
     ``on_event`` is called with the worker after each part of an operation.
     """
     validate(pipeline)
-    cut = programs(layers_of(len(pipeline.replicas)), dtype)
+    cut = programs(layers_of(len(pipeline.replicas)), dtype, tied)
     start = initial(dtype)
 
     def make(worker: Worker, transport: LocalTransport) -> StageWorker:
         program = cut[worker.stage]
         assignment = Assignment(pipeline, worker, policy, program, Data(dtype), recompute=bool(recompute) and recompute[worker.stage],
-                                scheduler=scheduler, clip_norm=clip_norm)
+                                scheduler=scheduler, clip_norm=clip_norm, tied=tied_stages(cut))
         own = {name: nn.Parameter(start[name].clone()) for name in program.parameters}
         watch = Watch(on_event)
         watch.stage = StageWorker(assignment, own, {}, optimizer, transport.of(worker), watch)
@@ -182,13 +189,13 @@ def train_on_threads(
 
     made = run_threads(pipeline, make)
     return {
-        (name, worker.replica): master.detach()
+        (name, rank_of(pipeline.replicas, worker)): master.detach()
         for worker, stage in made.items()
         for name, master in zip(cut[worker.stage].parameters, stage.weights.masters, strict=True)
     }
 
 
-def setup_of(pipeline: Pipeline, policy: Policy) -> Setup:
+def setup_of(pipeline: Pipeline, policy: Policy, tied: Mapping[str, str] = NOT_TIED) -> Setup:
     """The same for the simulation."""
     names = tuple(program.parameters for program in programs(layers_of(len(pipeline.replicas)), torch.float32))
-    return Setup(names, pipeline.replicas, pipeline.in_flight, pipeline.batch_microbatches, policy)
+    return Setup(names, pipeline.replicas, pipeline.in_flight, pipeline.batch_microbatches, policy, tied)

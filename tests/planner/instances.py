@@ -50,7 +50,7 @@ def unequal(fast: int, slow: int, *, speed: float, intra: float = GB, inter: flo
 
 @st.composite
 def profiles(draw: st.DrawFn, *, most_layers: int = 5) -> Profile:
-    """Unbalanced layers, tensors that skip stages, sometimes tied parameters."""
+    """Unbalanced layers, tensors that skip stages, sometimes tied parameters or layers that must be in one stage."""
     n = draw(st.integers(1, most_layers))
     times = st.one_of(st.sampled_from([0.0, 100.0, 200.0]), st.floats(0, 1000))
     scale = draw(st.sampled_from([10**3, 10**5, 10**7]))
@@ -67,7 +67,8 @@ def profiles(draw: st.DrawFn, *, most_layers: int = 5) -> Profile:
         tensors.append(Tensor(f"tensor{source}", source, tuple(sorted(later | {source + 1})), draw(amount), draw(amount)))
     tied: tuple[TiedParameter, ...] = ()
     if n >= 3 and draw(st.integers(0, 9)) == 0:
-        tied = (TiedParameter("weight", 5, tuple(sorted(draw(st.sets(st.integers(0, n - 1), min_size=2, max_size=2))))),)
+        pair = sorted(draw(st.sets(st.integers(0, n - 1), min_size=2, max_size=2)))
+        tied = (TiedParameter("weight", draw(st.sampled_from([0, 5])), tuple(pair)),)
     return profile(layers, tensors, tied)
 
 

@@ -32,12 +32,18 @@ def test_branches_can_be_cut_on_either_side() -> None:
     assert chain.most_stages == 4
 
 
-def test_tied_layers_are_not_separated() -> None:
-    tied = (TiedParameter("embedding", 4, (1, 3)),)
+def test_layers_that_must_be_in_one_stage_are_not_separated() -> None:
+    tied = (TiedParameter("running mean", 0, (1, 3)),)
     chain = chain_of(profile([layer(f"layer{i}") for i in range(5)], in_a_row(5), tied))
     assert [len(chain.layers(0, state)) for state in range(chain.end + 1)] == [0, 1, 4, 5]
     assert chain.intervals() == [(0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (2, 3)]
     assert chain.most_stages == 3
+
+
+def test_the_layers_of_a_tied_parameter_may_be_separated() -> None:
+    tied = (TiedParameter("embedding", 4, (1, 3)),)
+    chain = chain_of(profile([layer(f"layer{i}") for i in range(5)], in_a_row(5), tied))
+    assert chain.most_stages == 5
 
 
 @settings(max_examples=60)

@@ -83,7 +83,7 @@ def _searched(profile: Profile, levels: Sequence[Level], max_replicas: int | Non
     chain = chain_of(profile, MOST_STATES if len(levels) == 1 else MOST_NESTED)
     model = model_of(profile, chain.states)
     answer = best_plan(model, levels, max_replicas=max_replicas)
-    if not chain.restricted or len(levels) > 1 or profile.tied:
+    if not chain.restricted or len(levels) > 1 or any(tied.one_stage for tied in profile.tied):
         return chain, model, answer
     predecessors = predecessor_masks(len(profile.layers), edges_of(profile))
     for _ in range(ROUNDS):
