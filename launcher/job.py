@@ -15,14 +15,17 @@ A job file has a factory that returns a :class:`Job`::
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
+from planner.spec.errors import BadInput
+
 if TYPE_CHECKING:  # so that ``from launcher import Job`` costs nothing before torch is needed
     import torch
 
-__all__ = ["Job", "MapDataset"]
+__all__ = ["Job", "LossScaling", "MapDataset"]
 
 
 class MapDataset(Protocol):
@@ -40,6 +43,27 @@ class MapDataset(Protocol):
 
 
 @dataclass(frozen=True)
+class LossScaling:
+    """How the loss is scaled, as in ``torch.amp.GradScaler``; the scale is counted in updates.
+
+    It grows by ``growth`` after ``growth_interval`` updates without an infinite gradient, and shrinks by
+    ``backoff`` after one with, which changes no weights.
+    """
+
+    initial: float = 65536.0
+    growth: float = 2.0
+    backoff: float = 0.5
+    growth_interval: int = 2000
+
+    def __post_init__(self) -> None:
+        for field_name, value, least, most in (("initial", self.initial, 0.0, 2.0**128), ("growth", self.growth, 1.0, math.inf),
+                                               ("backoff", self.backoff, 0.0, 1.0), ("growth_interval", self.growth_interval, 0, math.inf)):
+            if not least < value < most:
+                raise BadInput(f"LossScaling({field_name}={value}) is not between {least:g} and {most:g}",
+                               hint="leave it out for torch's own value")
+
+
+@dataclass(frozen=True)
 class Job:
     """A model and how it is trained.
 
@@ -54,6 +78,8 @@ class Job:
     evaluation, ``metric(outputs, targets)`` being a mean over the microbatch too.
     ``scheduler`` makes a learning-rate schedule for such an optimizer; it is stepped after every update.
     ``clip_norm`` bounds the norm of the whole model's gradient at each update, over all stages.
+    ``autocast`` runs model, loss and metrics in ``torch.autocast`` of that type, ``"bf16"`` or ``"fp16"``; weights stay as they are.
+    With ``"fp16"`` the loss is scaled, by ``loss_scaling`` or as torch does by default; another job may ask for it as well.
     """
 
     model: torch.nn.Module
@@ -67,3 +93,5 @@ class Job:
     loader_processes: int = 0
     scheduler: Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler] | None = None
     clip_norm: float | None = None
+    autocast: torch.dtype | str | None = None
+    loss_scaling: LossScaling | None = None

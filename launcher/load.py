@@ -23,7 +23,8 @@ from torch.utils.data import DataLoader
 from launcher.blame import one_line, user_line
 from launcher.data import is_map_style, length_of
 from launcher.graph.randomness import stable_hash
-from launcher.job import Job
+from launcher.job import Job, LossScaling
+from launcher.precision import half_type
 from planner.spec.errors import BadInput, PipedreamError
 from planner.spec.profile import JobReference
 
@@ -222,6 +223,10 @@ def _check(job: Any, target: str) -> Job:
         raise BadInput(f"{target}: microbatch_size {job.microbatch_size!r} is not a whole number from 1", hint="use for example 8")
     if not isinstance(job.loader_processes, int) or isinstance(job.loader_processes, bool) or job.loader_processes < 0:
         raise BadInput(f"{target}: loader_processes {job.loader_processes!r} is not a whole number from 0", hint="use 0 for none")
+    half_type(job.autocast, "autocast")
+    if not isinstance(job.loss_scaling, LossScaling | None):
+        raise BadInput(f"{target}: loss_scaling is a {type(job.loss_scaling).__name__}, not a LossScaling",
+                       hint="use launcher.LossScaling(), or None for none")
     if job.clip_norm is not None and not (isinstance(job.clip_norm, int | float) and 0 < job.clip_norm < float("inf")):
         raise BadInput(f"{target}: clip_norm {job.clip_norm!r} is not a number above 0", hint="use for example 1.0, or None for none")
     if job.train_data is None:

@@ -2,7 +2,7 @@
 
 ``torch.export`` gives the graph, with parameters and buffers as inputs. Here it is put in the form
 that :mod:`launcher.graph.split` cuts: names as in ``model.state_dict()``, tied parameters once, constants
-inside, in-place operations on activations removed, randomness keyed, operations in layers.
+inside, autocast written out as casts, in-place operations on activations removed, randomness keyed, operations in layers.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from torch.fx import GraphModule, Node
 
 from launcher.data import evaluation_source, length_of, training_source
 from launcher.explain import explain
+from launcher.graph.casts import write_casts
 from launcher.graph.contexts import bind
 from launcher.graph.export import export
 from launcher.graph.facts import Facts, observe
@@ -30,6 +31,7 @@ from launcher.graph.program import Value
 from launcher.graph.randomness import is_random, key_operations
 from launcher.graph.step import Step, layout_of, without_targets
 from launcher.job import Job
+from launcher.precision import autocasting, half_type
 from launcher.samples import collate
 from planner.spec.errors import BadInput
 
@@ -109,8 +111,9 @@ def _capture(job: Job, samples: Sequence[Any], *, evaluation: bool, training: Ca
         device = next(iter(job.model.parameters())).device
         tensors = tuple(tensor.to(device) for tensor in collate(samples, None))
     step = Step(job, layout, evaluation=evaluation, outputs=outputs, labelled=unlabelled is None)
-    lifted = lift(job, export(step, tensors, training=not evaluation), step, layout.names)
+    lifted = lift(job, export(step, tensors, autocasting(job, device), training=not evaluation), step, layout.names)
     arguments = (*lifted.state, *tensors)
+    write_casts(lifted.module, arguments, half_type(job.autocast, "autocast"), grad=not evaluation)
     facts = observe(lifted.module, arguments, grad=not evaluation)
     if copy_written_inputs(lifted.module, facts, lifted.placeholders[len(lifted.state):]):
         facts = observe(lifted.module, arguments, grad=not evaluation)

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-__all__ = ["Context", "bind", "contexts_of", "dissolve", "entered", "substitute", "within"]
+__all__ = ["Context", "bind", "contexts_of", "dissolve", "entered", "put_within", "substitute", "within"]
 
 Context = tuple[Any, ...]  # ("grad", enabled) or ("autocast", device type, dtype, enabled, cache_enabled)
 _KEY = "pipedream_contexts"
@@ -32,6 +32,11 @@ _AUTOCAST = torch.ops.higher_order.wrap_with_autocast
 def contexts_of(node: Node) -> tuple[Context, ...]:
     """The contexts a node runs in, outermost first."""
     return node.meta.get(_KEY, ())  # type: ignore[no-any-return]
+
+
+def put_within(node: Node, contexts: tuple[Context, ...]) -> None:
+    """Let the node run in these contexts, outermost first, and no other."""
+    node.meta[_KEY] = contexts
 
 
 def entered(contexts: tuple[Context, ...]) -> contextlib.ExitStack:

@@ -11,6 +11,7 @@ import io
 import logging
 import warnings
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, NoReturn
 from unittest import mock
 
@@ -25,8 +26,11 @@ __all__ = ["export"]
 _REGISTERED = "GeneratedBackwardFor"  # the backward of a torch.library operation, which stays in the graph as one operation
 
 
-def export(step: Step, tensors: Sequence[torch.Tensor], *, training: bool) -> torch.export.ExportedProgram:
+def export(step: Step, tensors: Sequence[torch.Tensor], around: AbstractContextManager[object], *, training: bool,
+           ) -> torch.export.ExportedProgram:
     """``step`` as a flat graph of ATen operations, in training or evaluation mode; ``step`` stays as it is.
+
+    ``around`` is the job's autocast. Were it inside of the step, export would lose every ``torch.no_grad()`` within it.
 
     Raises:
         BadInput: it cannot be captured; the message has the user's own line and the reason.
@@ -36,7 +40,8 @@ def export(step: Step, tensors: Sequence[torch.Tensor], *, training: bool) -> to
     step.train(training)
     try:
         guard = _gradients_guarded() if training else contextlib.nullcontext()
-        with explain("the model", step, tensors), _quiet(), guard, torch.random.fork_rng(devices=[]), torch.set_grad_enabled(training):
+        with explain("the model", step, tensors), _quiet(), guard, torch.random.fork_rng(devices=[]), torch.set_grad_enabled(
+                training), around:
             return torch.export.export(step, tuple(tensors), strict=False)
     finally:
         for module, mode in modes.items():

@@ -21,7 +21,7 @@ from torch.utils import _pytree as pytree
 
 from launcher.graph.contexts import contexts_of, entered
 
-__all__ = ["Facts", "observe"]
+__all__ = ["Facts", "Observer", "observe"]
 
 _RUNNING_STATISTICS = {torch.ops.aten.batch_norm.default: 5, torch.ops.aten.instance_norm.default: 5}  # argument: is training
 
@@ -56,12 +56,14 @@ def _copy(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _run(module: GraphModule, arguments: Sequence[torch.Tensor], stand_in: Callable[[torch.Tensor], torch.Tensor]) -> Facts:
-    observer = _Observer(module, stand_in)
+    observer = Observer(module, stand_in)
     observer.run(*map(stand_in, arguments))
     return Facts(observer.values, observer.node_storages, observer.writes)
 
 
-class _Observer(Interpreter):
+class Observer(Interpreter):
+    """Runs a graph on stand-ins of its arguments and constants, each operation in its contexts, and keeps what it sees."""
+
     def __init__(self, module: GraphModule, stand_in: Callable[[torch.Tensor], torch.Tensor]) -> None:
         super().__init__(module, garbage_collect_values=False)
         self.stand_in = stand_in

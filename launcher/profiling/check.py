@@ -18,6 +18,7 @@ from launcher.graph.capture import Captured
 from launcher.graph.split import split
 from launcher.graph.step import Step, layout_of
 from launcher.job import Job
+from launcher.precision import autocasting
 from planner.spec.errors import BadInput
 
 __all__ = ["check_capture"]
@@ -41,7 +42,9 @@ def check_capture(job: Job, captured: Captured, state: Mapping[str, torch.Tensor
         step.train()
         with _put_back(state):
             devices.seed_generators(seed)
-            own = _loss_and_gradients(step(*(tensor.clone() for tensor in data))[0], parameters)
+            with autocasting(job, data[0].device):
+                loss = step(*(tensor.clone() for tensor in data))[0]
+            own = _loss_and_gradients(loss, parameters)
         with _put_back(state):
             devices.seed_generators(seed)
             graph = _loss_and_gradients(program.module(*arguments)[0], parameters)

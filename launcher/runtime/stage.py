@@ -115,18 +115,19 @@ class Stage:
         if pending.again is not None:
             pending.graph, pending.again = pending.again(), None
 
-    def backward(self, microbatch: int, gradients: Sequence[torch.Tensor],
-                 gathering: Gathering = lambda leaves: nullcontext()) -> tuple[torch.Tensor, ...]:
+    def backward(self, microbatch: int, gradients: Sequence[torch.Tensor], gathering: Gathering = lambda leaves: nullcontext(), *,
+                 loss_scale: float = 1.0) -> tuple[torch.Tensor, ...]:
         """Gradients of the received values that require one, contiguous; zeros where nothing used a value.
 
-        ``gradients`` are those of the sent values that require one; none at the last stage. The
-        weights' gradients are added to those of the batch, and ``gathering(leaves)`` is entered around that.
+        ``gradients`` are those of the sent values that require one; none at the last stage, which multiplies the
+        loss's own by ``loss_scale``. The weights' gradients are added to those of the batch, and
+        ``gathering(leaves)`` is entered around that.
         """
         self.recompute(microbatch)
         pending = self._pending.pop(microbatch)
         graph = pending.graph
         assert graph is not None  # kept or made again
-        arrived = gradients if graph.seed is None else (graph.seed,)
+        arrived = gradients if graph.seed is None else (graph.seed if loss_scale == 1.0 else graph.seed * loss_scale,)
         pairs = [(root, gradient) for root, gradient in zip(graph.roots, arrived, strict=True) if root is not None]
         if pairs:
             self.weights.lend_gradients(pending.version)

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from launcher.graph.program import StageProgram
+from launcher.job import LossScaling
 from launcher.optimizer import OptimizerFactory, SchedulerFactory
 from launcher.runtime.channel import Transport, Worker
 from launcher.runtime.evaluation import Evaluation
@@ -23,6 +24,7 @@ from launcher.runtime.links import Links
 from launcher.runtime.observer import Observer, awaited
 from launcher.runtime.reduction import GradientReduction, arrival_order
 from launcher.runtime.replicas import averaged_buffers, sum_over_replicas
+from launcher.runtime.scaling import LossScaler
 from launcher.runtime.source import Source
 from launcher.runtime.stage import Stage
 from launcher.runtime.tied import TiedReduction
@@ -58,6 +60,7 @@ class Assignment:
     tied: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     scheduler: SchedulerFactory | None = None
     clip_norm: float | None = None  # of the gradients of all stages together
+    loss_scaling: LossScaling | None = None
     recompute: bool = False  # keep a microbatch's inputs only, and run its forward again for the backward
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
 
@@ -92,13 +95,14 @@ class StageWorker:
         self._reduction = GradientReduction(self._reducer, self.weights.masters, own)
         masters = dict(zip(program.parameters, self.weights.masters, strict=True)) if self.weights.trainable else {}
         self._tied = TiedReduction(assignment.tied, masters, self.worker.stage, transport)
-        clips = assignment.clip_norm is not None
-        self._joint = clips or bool(self._tied)
+        agrees = assignment.clip_norm is not None or assignment.loss_scaling is not None
+        self._joint = agrees or bool(self._tied)
         first = {name: assignment.tied.get(name, (self.worker.stage,))[0] for name in masters}
         self._update_weights = Update(
             masters, optimizer, assignment.scheduler, assignment.clip_norm,
-            transport.among(range(len(self._pipeline.replicas))) if clips else None,
-            counted=[name for name in masters if self.worker == (first[name], 0)])
+            transport.among(range(len(self._pipeline.replicas))) if agrees else None,
+            counted=[name for name in masters if self.worker == (first[name], 0)],
+            scaler=None if assignment.loss_scaling is None else LossScaler(assignment.loss_scaling, self._device))
         self._observer = observer or Observer()
         self._keyed = keyed
         self._links = Links(self._pipeline, self.worker, program, assignment.evaluation, assignment.evaluation_sizes, transport)
@@ -157,7 +161,8 @@ class StageWorker:
         gradients = awaited(self._observer, op, self._links.receive_gradients)
         start = time.monotonic_ns()
         final = self._pipeline.ends_batch(self.worker.stage, op.index)
-        results = self._stage.backward(op.index, gradients, partial(self._reduction.gathering, final=final))
+        results = self._stage.backward(op.index, gradients, partial(self._reduction.gathering, final=final),
+                                       loss_scale=self._update_weights.loss_scale)
         self.weights.discard(self._needed_from(self.weights.newest))
         self._links.send_gradients(op.index, results)
         self._observer.spent(op, "backward", start, time.monotonic_ns())
@@ -175,15 +180,15 @@ class StageWorker:
         self._reduction.finish()
         reduced = time.monotonic_ns()
         self._tied()
-        self._update_weights.clip(self._device)
-        clipped = time.monotonic_ns()
+        self._update_weights.agree(self._device)
+        agreed = time.monotonic_ns()
         self._observer.running(op)
         self.weights.advance(self._update_weights.step, self._needed_from(self.weights.newest + 1))
         if self._reducer.size > 1:
             self._observer.spent(op, "allreduce", start, reduced)
         if self._joint:
-            self._observer.spent(op, "wait", reduced, clipped)
-        self._observer.spent(op, "update", clipped, time.monotonic_ns())
+            self._observer.spent(op, "wait", reduced, agreed)
+        self._observer.spent(op, "update", agreed, time.monotonic_ns())
         self._observer.updated(op.index, loss)
         if self._pipeline.evaluates_after(op.index) and self._evaluation is not None:
             self._evaluation.begin(op.index)

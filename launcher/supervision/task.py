@@ -12,6 +12,7 @@ from launcher.data import EvaluationSource, evaluation_source, training_source
 from launcher.graph.capture import Captured, capture_evaluation, capture_training
 from launcher.graph.split import split, tied_stages
 from launcher.job import Job
+from launcher.precision import scaling_of
 from launcher.runtime.channel import Worker
 from launcher.runtime.worker import Assignment
 from launcher.stream import EvaluationStream
@@ -91,7 +92,7 @@ def assign(task: Task, job: Job, programs: Programs, worker: Worker, device: tor
         evaluation={size: split(captured, stages)[worker.stage] for size, captured in programs.evaluation.items()},
         evaluation_source=held_out, evaluation_sizes=() if held_out is None else held_out.sizes, device=device,
         averaged_buffers=tuple(name for name in program.buffers if name in program.written), recompute=plan.stages[worker.stage].recompute,
-        scheduler=job.scheduler, clip_norm=job.clip_norm, tied=tied_stages(cut),
+        scheduler=job.scheduler, clip_norm=job.clip_norm, loss_scaling=scaling_of(job), tied=tied_stages(cut),
     )
 
 

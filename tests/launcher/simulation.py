@@ -44,6 +44,17 @@ class Setup:
     tied: Mapping[str, str] = field(default_factory=dict)
 
 
+@dataclass
+class Scaling:
+    """A loss scale as ``torch.amp.GradScaler``'s; ``seen`` gets each batch's scale, and whether its gradient was finite."""
+
+    initial: float
+    growth: float
+    backoff: float
+    interval: int
+    seen: list[tuple[float, bool]] = field(default_factory=list)
+
+
 def version(setup: Setup, stage: int, microbatch: int) -> int:
     """How many updates the weights of ``stage`` have had when the forward of ``microbatch`` uses them."""
     batch = microbatch // setup.batch_microbatches
@@ -59,6 +70,7 @@ def version(setup: Setup, stage: int, microbatch: int) -> int:
 def simulate(
     parameters: Mapping[str, torch.Tensor], loss: Callable[[Mapping[str, torch.Tensor], int], torch.Tensor], setup: Setup,
     optimizer: OptimizerFactory, updates: int, scheduler: SchedulerFactory | None = None, clip_norm: float | None = None,
+    scaling: Scaling | None = None,
 ) -> tuple[dict[str, torch.Tensor], list[float]]:
     """Parameters after ``updates`` updates, and each batch's mean loss. ``parameters`` are by their first names.
 
@@ -71,6 +83,7 @@ def simulate(
     schedulers = [scheduler(one) for one in optimizers if one is not None] if scheduler is not None else []
     history = [{name: value.detach().clone() for name, value in masters.items()}]
     losses = []
+    scale, finite = (1.0 if scaling is None else scaling.initial), 0
     for batch in range(updates):
         first = batch * setup.batch_microbatches
         sums: dict[tuple[str, int, int], torch.Tensor] = {}  # by name, stage and replica
@@ -88,7 +101,7 @@ def simulate(
             if setup.policy == "latest":
                 for (name, _), weight in leaves.items():
                     weight.data.copy_(history[batch][name])
-            seed = torch.full_like(value, 1.0 / setup.batch_microbatches)
+            seed = torch.full_like(value, scale / setup.batch_microbatches)
             gradients = torch.autograd.grad(value, list(leaves.values()), grad_outputs=seed, allow_unused=True)
             batch_loss += value.item()
             for (name, stage), gradient in zip(leaves, gradients, strict=True):
@@ -98,10 +111,20 @@ def simulate(
         for name, master in masters.items():
             parts = [sums[key] for key in sorted(sums) if key[0] == name]
             master.grad = sum(parts[1:], start=parts[0]) if parts else None
-        if clip_norm is not None:
+        gradients_found = [master.grad for master in masters.values() if master.grad is not None]
+        steps = all(bool(gradient.isfinite().all()) for gradient in gradients_found) or scaling is None
+        for gradient in gradients_found if scaling is not None else ():
+            gradient /= scale
+        if clip_norm is not None and steps:
             nn.utils.clip_grad_norm_(masters.values(), clip_norm)
-        for step in (*(one for one in optimizers if one is not None), *schedulers):
+        for step in (*(one for one in optimizers if one is not None and steps), *schedulers):
             step.step()
+        if scaling is not None:
+            scaling.seen.append((scale, steps))
+            finite = finite + 1 if steps else 0
+            grows = finite == scaling.interval and scale * scaling.growth < 2.0**128  # never to infinity
+            scale *= scaling.backoff if not steps else scaling.growth if grows else 1.0
+            finite %= scaling.interval
         history.append({name: value.detach().clone() for name, value in masters.items()})
         losses.append(batch_loss / setup.batch_microbatches)
     return {name: value.detach() for name, value in masters.items()}, losses

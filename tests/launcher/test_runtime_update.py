@@ -56,7 +56,7 @@ def test_clipping_is_torchs(scale: float, dtype: torch.dtype) -> None:
         other.grad = one.grad.clone()
     own.append(nn.Parameter(torch.ones(2, dtype=dtype)))  # which no microbatch reached
     nn.utils.clip_grad_norm_(parameters, 2.0)
-    Update(dict(zip("abc", own, strict=True)), OPTIMIZERS["momentum"], clip_norm=2.0).clip(torch.device("cpu"))
+    Update(dict(zip("abc", own, strict=True)), OPTIMIZERS["momentum"], clip_norm=2.0).agree(torch.device("cpu"))
     for one, other in zip(parameters, own, strict=False):
         torch.testing.assert_close(other.grad, one.grad)
 

@@ -11,6 +11,7 @@ from torch import nn
 
 from launcher.graph.program import StageProgram, Value
 from launcher.graph.split import tied_stages
+from launcher.job import LossScaling
 from launcher.runtime.channel import Worker, rank_of, workers
 from launcher.runtime.local import LocalTransport
 from launcher.runtime.observer import Observer
@@ -168,7 +169,7 @@ def run_threads(pipeline: Pipeline, make: Callable[[Worker, LocalTransport], Sta
 def train_on_threads(
     pipeline: Pipeline, dtype: torch.dtype, optimizer: OptimizerFactory, policy: Policy = "stash", recompute: Sequence[bool] = (),
     on_event: Callable[[StageWorker], None] | None = None, scheduler: SchedulerFactory | None = None, clip_norm: float | None = None,
-    tied: Mapping[str, str] = NOT_TIED,
+    tied: Mapping[str, str] = NOT_TIED, loss_scaling: LossScaling | None = None,
 ) -> dict[tuple[str, int], torch.Tensor]:
     """Parameters after the run, by (name, rank of the worker). ``recompute`` says which stages do, by default none.
 
@@ -181,7 +182,8 @@ def train_on_threads(
     def make(worker: Worker, transport: LocalTransport) -> StageWorker:
         program = cut[worker.stage]
         assignment = Assignment(pipeline, worker, policy, program, Data(dtype), recompute=bool(recompute) and recompute[worker.stage],
-                                scheduler=scheduler, clip_norm=clip_norm, tied=tied_stages(cut))
+                                scheduler=scheduler, clip_norm=clip_norm, tied=tied_stages(cut),
+                                loss_scaling=loss_scaling)
         own = {name: nn.Parameter(start[name].clone()) for name in program.parameters}
         watch = Watch(on_event)
         watch.stage = StageWorker(assignment, own, {}, optimizer, transport.of(worker), watch)
