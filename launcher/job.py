@@ -80,6 +80,7 @@ class Job:
     ``clip_norm`` bounds the norm of the whole model's gradient at each update, over all stages.
     ``autocast`` runs model, loss and metrics in ``torch.autocast`` of that type, ``"bf16"`` or ``"fp16"``; weights stay as they are.
     With ``"fp16"`` the loss is scaled, by ``loss_scaling`` or as torch does by default; another job may ask for it as well.
+    ``transfer_dtype``, ``"bf16"`` for example, sends floating-point tensors and their gradients between stages in that type.
     """
 
     model: torch.nn.Module
@@ -95,3 +96,4 @@ class Job:
     clip_norm: float | None = None
     autocast: torch.dtype | str | None = None
     loss_scaling: LossScaling | None = None
+    transfer_dtype: torch.dtype | str | None = None

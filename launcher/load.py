@@ -223,7 +223,8 @@ def _check(job: Any, target: str) -> Job:
         raise BadInput(f"{target}: microbatch_size {job.microbatch_size!r} is not a whole number from 1", hint="use for example 8")
     if not isinstance(job.loader_processes, int) or isinstance(job.loader_processes, bool) or job.loader_processes < 0:
         raise BadInput(f"{target}: loader_processes {job.loader_processes!r} is not a whole number from 0", hint="use 0 for none")
-    half_type(job.autocast, "autocast")
+    for field in ("autocast", "transfer_dtype"):
+        half_type(getattr(job, field), field)
     if not isinstance(job.loss_scaling, LossScaling | None):
         raise BadInput(f"{target}: loss_scaling is a {type(job.loss_scaling).__name__}, not a LossScaling",
                        hint="use launcher.LossScaling(), or None for none")

@@ -9,23 +9,26 @@ that layer ``a`` makes and ``c`` uses::
 
 so every stage talks to its neighbours only. Data is never shipped, and ``free`` operations are
 repeated in every stage that uses them. A tied parameter is a parameter of every stage that uses it; a
-buffer that several layers write to is one stage's.
+buffer that several layers write to is one stage's. With a transfer type, floating-point tensors of more bytes are
+cast to it before they are sent and back when they are used, and so are their gradients; a relayed one stays as it came.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
+import torch
 from torch.fx import Graph, GraphModule, Node
 
 from launcher.graph.capture import Captured
-from launcher.graph.program import StageProgram
+from launcher.graph.program import StageProgram, Value
 from planner.spec.errors import Mismatch
 
 __all__ = ["extract", "split", "tied_stages"]
 
 
-def split(captured: Captured, stages: Sequence[Sequence[str]]) -> tuple[StageProgram, ...]:
+def split(captured: Captured, stages: Sequence[Sequence[str]], transfer: torch.dtype | None = None) -> tuple[StageProgram, ...]:
     """The programs of ``stages``, each a list of layer names.
 
     Training's layers must all be named, once. An evaluation step has fewer layers: names it does not
@@ -56,7 +59,7 @@ def split(captured: Captured, stages: Sequence[Sequence[str]]) -> tuple[StagePro
         received = crossing[k - 1] if k > 0 else []
         sent = crossing[k] if k < last else []
         own = {node for node, stage in stage_of.items() if stage == k}
-        programs.append(extract(captured, own, received, sent if k < last else results, last=k == last))
+        programs.append(extract(captured, own, received, sent if k < last else results, last=k == last, transfer=transfer))
     return tuple(programs)
 
 
@@ -69,7 +72,8 @@ def tied_stages(programs: Sequence[StageProgram]) -> dict[str, tuple[int, ...]]:
     return {name: where for name, where in stages.items() if len(where) > 1}
 
 
-def extract(captured: Captured, own: Iterable[Node], received: Sequence[Node], outputs: Sequence[Node], *, last: bool) -> StageProgram:
+def extract(captured: Captured, own: Iterable[Node], received: Sequence[Node], outputs: Sequence[Node], *, last: bool,
+            transfer: torch.dtype | None = None) -> StageProgram:
     """A program of the operations ``own``, which gets ``received`` and returns ``outputs``, in those orders."""
     needed = _with_free(captured, {*own}, received, outputs)
     order = list(captured.module.graph.nodes)
@@ -77,28 +81,45 @@ def extract(captured: Captured, own: Iterable[Node], received: Sequence[Node], o
     first_input = len(owners)
     used = [node for node in order if node.op == "placeholder" and node in needed]
     state, data = [node for node in used if node in owners], [node for node in used if node not in owners]
+    values = captured.values
     graph, copies, attributes = Graph(), dict[Node, Node](), dict[str, object]()
     for node in (*state, *received, *data):
         copies[node] = graph.placeholder(node.name)
+    arrived = dict(copies)
+    for node in received:
+        if _sent_as(values[node], transfer) != values[node] and (any(user in needed for user in node.users) or last):
+            copies[node] = graph.call_function(torch.ops.aten.to.dtype, (copies[node], values[node].dtype))
     for node in order:
         if node in needed and node not in copies:
             copies[node] = graph.node_copy(node, copies.__getitem__)
             if node.op == "get_attr":
                 attributes[str(node.target)] = getattr(captured.module, str(node.target))
-    graph.output(tuple(copies[node] for node in outputs))
+    leaving = []
+    for node in outputs:
+        if last or _sent_as(values[node], transfer) == values[node]:
+            leaving.append(copies[node])
+        else:
+            leaving.append(arrived[node] if node in arrived else graph.call_function(torch.ops.aten.to.dtype, (copies[node], transfer)))
+    graph.output(tuple(leaving))
     graph.lint()
     module = GraphModule(attributes, graph)
-    values = captured.values
     return StageProgram(
         module=module,
         parameters=tuple(owners[node] for node in state if owners[node] in captured.parameters),
         buffers=tuple(owners[node] for node in state if owners[node] in captured.buffers),
-        received=tuple(values[node] for node in received),
+        received=tuple(_sent_as(values[node], transfer) for node in received),
         inputs=tuple(order.index(node) - first_input for node in data),
-        sent=() if last else tuple(values[node] for node in outputs),
+        sent=() if last else tuple(_sent_as(values[node], transfer) for node in outputs),
         results=captured.results if last else (),
         written=tuple(name for name in (*(owners[node] for node in state), *attributes) if name in captured.updated),
     )
+
+
+def _sent_as(value: Value, transfer: torch.dtype | None) -> Value:
+    """The value as it crosses a cut."""
+    if transfer is None or not value.dtype.is_floating_point or value.dtype.itemsize <= transfer.itemsize:
+        return value
+    return replace(value, dtype=transfer)
 
 
 def _with_free(captured: Captured, own: set[Node], received: Sequence[Node], outputs: Sequence[Node]) -> set[Node]:

@@ -12,7 +12,7 @@ from launcher.data import EvaluationSource, evaluation_source, training_source
 from launcher.graph.capture import Captured, capture_evaluation, capture_training
 from launcher.graph.split import split, tied_stages
 from launcher.job import Job
-from launcher.precision import scaling_of
+from launcher.precision import half_type, scaling_of
 from launcher.runtime.channel import Worker
 from launcher.runtime.worker import Assignment
 from launcher.stream import EvaluationStream
@@ -83,13 +83,14 @@ def assign(task: Task, job: Job, programs: Programs, worker: Worker, device: tor
     """
     plan, settings = task.plan, task.settings
     stages = [stage.layers for stage in plan.stages]
-    cut = split(programs.training, stages)
+    transfer = half_type(job.transfer_dtype, "transfer_dtype")
+    cut = split(programs.training, stages, transfer)
     program = cut[worker.stage]
     held_out = task.evaluation_source(job)
     return Assignment(
         pipeline=task.pipeline, worker=worker, policy=plan.policy, program=program,
         train_source=training_source(job.train_data, plan.microbatch_size, job.shuffle, settings.seed, job.loader_processes),
-        evaluation={size: split(captured, stages)[worker.stage] for size, captured in programs.evaluation.items()},
+        evaluation={size: split(captured, stages, transfer)[worker.stage] for size, captured in programs.evaluation.items()},
         evaluation_source=held_out, evaluation_sizes=() if held_out is None else held_out.sizes, device=device,
         averaged_buffers=tuple(name for name in program.buffers if name in program.written), recompute=plan.stages[worker.stage].recompute,
         scheduler=job.scheduler, clip_norm=job.clip_norm, loss_scaling=scaling_of(job), tied=tied_stages(cut),
