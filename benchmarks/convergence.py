@@ -77,7 +77,7 @@ def plain_curve(case: Case, seed: int) -> Curve:
     from plain import evaluate
     from torch.utils.data import DataLoader
 
-    from launcher.data import MicrobatchSource
+    from launcher.data.microbatches import MicrobatchSource
     from launcher.load import load_job
     from planner.spec.profile import JobReference
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from launcher import Job
-from launcher.data import MicrobatchSource
+from launcher.data.microbatches import MicrobatchSource
 from launcher.optimizer import make_optimizer
 
 PRINT_EVERY = 50

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher.data import evaluation_samples, evaluation_source
+from launcher.data.microbatches import evaluation_samples, evaluation_source
 from launcher.explain import explain as explain_job
 from launcher.graph.capture import Captured, capture_evaluation, capture_training
 from launcher.graph.outputs import check_batched

@@ -70,7 +70,7 @@ class Job:
     ``loss(outputs, targets)`` must return the mean over the microbatch. Without ``loss`` a sample is
     what the model takes, and the model returns its loss: a scalar, or an object with ``.loss``.
     Data are map-style, or an iterable (a torch ``IterableDataset``, or any object whose every ``iter()`` gives the samples
-    from the start), which is read in its own order: see :mod:`launcher.stream`. ``shuffle`` None draws a new order
+    from the start), which is read in its own order: see :mod:`launcher.data.stream`. ``shuffle`` None draws a new order
     for each epoch of map-style data; what an iterable does is its own matter, and True is refused for one.
     ``loader_processes`` read ahead for each worker that needs data; one of them, if there are any, reads an iterable.
     ``optimizer`` is called once per worker with that stage's parameters, or, if its argument is called

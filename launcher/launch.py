@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher.data import evaluation_samples
+from launcher.data.microbatches import evaluation_samples
 from launcher.explain import explain as explain_job
 from launcher.graph.capture import capture_training
 from launcher.graph.split import split

@@ -21,7 +21,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from launcher.blame import one_line, user_line
-from launcher.data import is_map_style, length_of
+from launcher.data.microbatches import is_map_style, length_of
 from launcher.graph.randomness import stable_hash
 from launcher.job import Job, LossScaling
 from launcher.precision import half_type

@@ -17,7 +17,8 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from launcher.data import evaluation_source, length_of, training_source
+from launcher.data.microbatches import evaluation_source, length_of, training_source
+from launcher.data.samples import collate
 from launcher.explain import explain
 from launcher.graph.casts import write_casts
 from launcher.graph.contexts import bind
@@ -32,7 +33,6 @@ from launcher.graph.randomness import is_random, key_operations
 from launcher.graph.step import Step, layout_of, without_targets
 from launcher.job import Job
 from launcher.precision import autocasting, half_type
-from launcher.samples import collate
 from planner.spec.errors import BadInput
 
 __all__ = ["Captured", "capture_evaluation", "capture_training"]

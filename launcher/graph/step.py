@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from launcher.data.samples import SampleLayout, flatten_sample, sample_layout
 from launcher.graph.outputs import named_outputs
 from launcher.job import Job
-from launcher.samples import SampleLayout, flatten_sample, sample_layout
 from planner.spec.errors import BadInput
 
 __all__ = ["Step", "layout_of", "without_targets"]

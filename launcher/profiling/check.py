@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 
 from launcher import devices
-from launcher.data import training_source
+from launcher.data.microbatches import training_source
 from launcher.graph.capture import Captured
 from launcher.graph.split import split
 from launcher.graph.step import Step, layout_of

@@ -11,7 +11,7 @@ import torch
 from torch.fx import Node
 
 from launcher import devices
-from launcher.data import length_of, training_source
+from launcher.data.microbatches import length_of, training_source
 from launcher.explain import explain
 from launcher.graph.capture import Captured, capture_training
 from launcher.job import Job

@@ -11,7 +11,7 @@ import torch
 
 from launcher import devices
 from launcher.blame import one_line
-from launcher.data import training_source
+from launcher.data.microbatches import training_source
 from launcher.graph.capture import Captured
 from launcher.job import Job
 from launcher.supervision.rundir import RunDirectory

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from launcher.data import EvaluationSource, evaluation_source, training_source
+from launcher.data.microbatches import EvaluationSource, evaluation_source, training_source
+from launcher.data.stream import EvaluationStream
 from launcher.graph.capture import Captured, capture_evaluation, capture_training
 from launcher.graph.split import split, tied_stages
 from launcher.job import Job
 from launcher.precision import half_type, scaling_of
 from launcher.runtime.channel import Worker
 from launcher.runtime.worker import Assignment
-from launcher.stream import EvaluationStream
 from launcher.supervision.rundir import RunDirectory, RunSettings
 from planner.spec.plan import Plan
 from planner.spec.policies import POLICIES

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from launcher.data import MicrobatchSource
+from launcher.data.microbatches import MicrobatchSource
 from launcher.graph.capture import Captured, capture_training
 from launcher.graph.contexts import within
 from launcher.graph.split import split

@@ -16,8 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.blame import one_line, user_line
-from launcher.data import EvaluationSource, MicrobatchSource
-from launcher.samples import sample_layout
+from launcher.data.microbatches import EvaluationSource, MicrobatchSource
+from launcher.data.samples import sample_layout
 from planner.spec.errors import BadInput
 
 
@@ -148,7 +148,7 @@ def test_an_error_in_a_loader_process_is_told_with_the_users_line() -> None:
 
 SCRIPT = """
 import os
-from launcher.data import MicrobatchSource
+from launcher.data.microbatches import MicrobatchSource
 data = [(float(i), float(i)) for i in range(100)]
 stream = MicrobatchSource(data, 1, processes=2).iterate(range(100))
 next(stream)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from launcher.data import MicrobatchSource
+from launcher.data.microbatches import MicrobatchSource
 from launcher.launch import TrainSettings, train
 from launcher.load import load_job
 from launcher.profiling.profile import profile_job

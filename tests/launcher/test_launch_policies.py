@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from launcher.data import MicrobatchSource
+from launcher.data.microbatches import MicrobatchSource
 from launcher.launch import Progress, TrainSettings, train
 from launcher.load import load_job
 from planner.spec.plan import Plan, Policy

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from launcher.data import MicrobatchSource
+from launcher.data.microbatches import MicrobatchSource
 from launcher.launch import TrainSettings, train
 from launcher.load import load_job
 from launcher.profiling.profile import profile_job

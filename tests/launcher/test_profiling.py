@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from launcher.data import MicrobatchSource
+from launcher.data.microbatches import MicrobatchSource
 from launcher.graph.capture import capture_training
 from launcher.graph.split import split
 from launcher.graph.step import Step, layout_of

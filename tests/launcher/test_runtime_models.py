@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from launcher import Job
-from launcher.data import MicrobatchSource, evaluation_samples
+from launcher.data.microbatches import MicrobatchSource, evaluation_samples
 from launcher.graph.capture import capture_training
 from launcher.graph.randomness import keyed
 from launcher.graph.split import split

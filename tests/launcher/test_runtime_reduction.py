@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from launcher.data import MicrobatchSource
+from launcher.data.microbatches import MicrobatchSource
 from launcher.graph.capture import capture_training
 from launcher.graph.split import split
 from launcher.runtime.channel import Reducer, Worker

@@ -11,7 +11,7 @@ import networkx
 import pytest
 import torch
 
-from launcher.data import EvaluationSource, MicrobatchSource
+from launcher.data.microbatches import EvaluationSource, MicrobatchSource
 from launcher.graph.capture import Captured, capture_evaluation, capture_training
 from launcher.graph.randomness import keyed
 from launcher.graph.split import split, tied_stages

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from torch.utils.data import IterableDataset, get_worker_info
 
 from launcher.blame import one_line, user_line
-from launcher.data import MicrobatchSource, evaluation_samples, evaluation_source, is_map_style, length_of, training_source
-from launcher.stream import EvaluationStream, StreamSource
+from launcher.data.microbatches import MicrobatchSource, evaluation_samples, evaluation_source, is_map_style, length_of, training_source
+from launcher.data.stream import EvaluationStream, StreamSource
 from planner.spec.errors import BadInput
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from launcher.data import MicrobatchSource
+from launcher.data.microbatches import MicrobatchSource
 from launcher.graph.capture import capture_training
 from launcher.graph.split import split
 from tests.launcher.stages import run_stages

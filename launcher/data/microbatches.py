@@ -1,8 +1,8 @@
 """Microbatches of a data set, addressed by their place in one continuous stream.
 
 Microbatch m of a map-style data set belongs to epoch ``m // per_epoch``, whose order is a permutation drawn from
-(seed, epoch): any worker can read any microbatch at any time. For an iterable one see :mod:`launcher.stream`; what
-a sample is, :mod:`launcher.samples`.
+(seed, epoch): any worker can read any microbatch at any time. For an iterable one see :mod:`launcher.data.stream`; what
+a sample is, :mod:`launcher.data.samples`.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch.utils.data import IterableDataset
 
+from launcher.data.loading import Microbatch, load
+from launcher.data.samples import collate
+from launcher.data.stream import EvaluationStream, StreamSource, count_samples
 from launcher.graph.randomness import data_randomness, stable_hash
 from launcher.job import MapDataset
-from launcher.loading import Microbatch, load
-from launcher.samples import collate
-from launcher.stream import EvaluationStream, StreamSource, count_samples
 from planner.spec.errors import BadInput
 
 __all__ = ["EvaluationSource", "MicrobatchSource", "evaluation_samples", "evaluation_source", "is_map_style", "length_of",

@@ -19,9 +19,9 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+from launcher.data.loading import Microbatch, load_stream
+from launcher.data.samples import collate
 from launcher.graph.randomness import data_randomness
-from launcher.loading import Microbatch, load_stream
-from launcher.samples import collate
 from planner.spec.errors import BadInput
 
 __all__ = ["EvaluationStream", "StreamSource", "count_samples"]

@@ -1,0 +1,1 @@
+"""What a job reads: samples, in which order, by whom."""
