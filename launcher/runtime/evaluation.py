@@ -16,19 +16,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import torch
 
+from launcher.runtime.assignment import Assignment
 from launcher.runtime.channel import Reducer, Transport
 from launcher.runtime.links import Links
 from launcher.runtime.observer import Observer, awaited
 from launcher.runtime.replicas import averaged_buffers, sum_over_replicas
 from launcher.runtime.stage import owned, storages
 from planner.spec.schedule import Op, operations
-
-if TYPE_CHECKING:
-    from launcher.runtime.worker import Assignment
 
 __all__ = ["Evaluation", "EvaluationWorker", "OutputSink"]
 

@@ -9,60 +9,30 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
 from functools import partial
 
 import torch
 from torch import nn
 
-from launcher.graph.program import StageProgram
-from launcher.job import LossScaling
-from launcher.optimizer import OptimizerFactory, SchedulerFactory
-from launcher.runtime.channel import Transport, Worker
+from launcher.optimizer import OptimizerFactory
+from launcher.runtime.assignment import Assignment
+from launcher.runtime.channel import Transport
 from launcher.runtime.evaluation import Evaluation
 from launcher.runtime.links import Links
 from launcher.runtime.observer import Observer, awaited
 from launcher.runtime.reduction import GradientReduction, arrival_order
 from launcher.runtime.replicas import averaged_buffers, sum_over_replicas
 from launcher.runtime.scaling import LossScaler
-from launcher.runtime.source import Source
 from launcher.runtime.stage import Stage
 from launcher.runtime.tied import TiedReduction
 from launcher.runtime.update import Update
 from launcher.runtime.weights import WeightVersions
-from planner.spec.plan import Policy
 from planner.spec.policies import POLICIES
-from planner.spec.schedule import Op, Pipeline, operations
+from planner.spec.schedule import Op, operations
 
-__all__ = ["Assignment", "Keyed", "OptimizerFactory", "StageWorker"]
+__all__ = ["Keyed", "StageWorker"]
 
 Keyed = Callable[[int], AbstractContextManager[None]]
-
-
-@dataclass(frozen=True)
-class Assignment:
-    """What one worker is to do. ``evaluation`` has a program for each size of evaluation microbatch.
-
-    ``averaged_buffers`` are those that training writes to (BatchNorm's running statistics): the
-    replicas see different microbatches, so evaluation and the final weights take their mean.
-    ``tied`` are the parameters that several stages of the pipeline use, with those stages.
-    """
-
-    pipeline: Pipeline
-    worker: Worker
-    policy: Policy
-    program: StageProgram
-    train_source: Source
-    evaluation: Mapping[int, StageProgram] = field(default_factory=dict)
-    evaluation_source: Source | None = None
-    evaluation_sizes: tuple[int, ...] = ()  # samples of each evaluation microbatch
-    averaged_buffers: tuple[str, ...] = ()
-    tied: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    scheduler: SchedulerFactory | None = None
-    clip_norm: float | None = None  # of the gradients of all stages together
-    loss_scaling: LossScaling | None = None
-    recompute: bool = False  # keep a microbatch's inputs only, and run its forward again for the backward
-    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
 
 
 class StageWorker:

@@ -14,8 +14,8 @@ from launcher.graph.capture import Captured, capture_evaluation, capture_trainin
 from launcher.graph.split import split, tied_stages
 from launcher.job import Job
 from launcher.precision import half_type, scaling_of
+from launcher.runtime.assignment import Assignment
 from launcher.runtime.channel import Worker
-from launcher.runtime.worker import Assignment
 from launcher.supervision.rundir import RunDirectory, RunSettings
 from planner.spec.plan import Plan
 from planner.spec.policies import POLICIES

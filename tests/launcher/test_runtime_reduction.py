@@ -19,11 +19,12 @@ from torch import nn
 from launcher.data.microbatches import MicrobatchSource
 from launcher.graph.capture import capture_training
 from launcher.graph.split import split
+from launcher.runtime.assignment import Assignment
 from launcher.runtime.channel import Reducer, Worker
 from launcher.runtime.local import LocalTransport
 from launcher.runtime.reduction import GradientReduction, arrival_order
 from launcher.runtime.remote import RemoteTransport
-from launcher.runtime.worker import Assignment, StageWorker
+from launcher.runtime.worker import StageWorker
 from planner.spec.schedule import Pipeline
 from tests.launcher import zoo
 from tests.launcher.simulation import simulate

@@ -12,10 +12,11 @@ from torch import nn
 from launcher.graph.program import StageProgram, Value
 from launcher.graph.split import tied_stages
 from launcher.job import LossScaling
+from launcher.runtime.assignment import Assignment
 from launcher.runtime.channel import Worker, rank_of, workers
 from launcher.runtime.local import LocalTransport
 from launcher.runtime.observer import Observer
-from launcher.runtime.worker import Assignment, StageWorker
+from launcher.runtime.worker import StageWorker
 from planner.spec.plan import Policy
 from planner.spec.schedule import Op, Pipeline, validate
 from tests.launcher.simulation import OptimizerFactory, SchedulerFactory, Setup
