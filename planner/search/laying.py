@@ -63,7 +63,7 @@ class Laying:
             elif len(group) == 1:
                 low_us = self._raised(linked, group[0].low_us)
                 kept += [group[0]._replace(low_us=low_us)] if low_us is not None else []
-            elif linked.within(self.ceiling_us()) is not None or linked.unanswered:
+            elif linked.within(self.ceiling_us(), real=False) is not None or linked.unanswered:
                 self._halve(group)
         return [one for one in kept if one.low_us <= self.ceiling_us()]
 
@@ -97,7 +97,7 @@ class Laying:
                 if len(group) > 1:
                     self._halve(group)
                 continue
-            fewest = linked.within(within_us, MOST_LOOKED - looked)
+            fewest = linked.within(within_us, MOST_LOOKED - looked, real=len(group) == 1)
             looked += linked.looked
             if linked.unanswered:
                 return []

@@ -39,9 +39,9 @@ _NEVER = 1 << 40
 
 
 class _Ways(NamedTuple):
-    """Of states or heads: the least loads (first), those of one real way (then; infinite without one), and that way's next step."""
+    """Of states or heads: the least loads (first), those of one real way (last; infinite without one), and that way's next step."""
 
-    loads_us: Floats  # [n, 2, loads]
+    loads_us: Floats  # [n, 2, loads], or [n, 1, loads] where no plan is looked for
     rows: Ints  # of a state: the stage that begins there; of a head: the number of the state after it
     steps: Ints
     recompute: Ints
@@ -93,8 +93,11 @@ class Linked:
         """Whether the last :meth:`within` was ended by the time, or by the steps it would have taken."""
         return self.looked > self._most or self.work.left < 0 or (self.deadline is not None and time.monotonic() > self.deadline)
 
-    def within(self, time_us: float, most_looked: int = MOST_LOOKED) -> int | None:
-        """The fewest devices of what is left at the first cut; None where nothing is, or where it is :attr:`unanswered`."""
+    def within(self, time_us: float, most_looked: int = MOST_LOOKED, *, real: bool = True) -> int | None:
+        """The fewest devices of what is left at the first cut; None where nothing is, or where it is :attr:`unanswered`.
+
+        Unless ``real``, no plan is looked for, which takes half as long.
+        """
         self._most = self.looked + most_looked
         end, width = self.problem.chain.end, self._width
         allowed = (self._costs <= time_us) & (self._limits >= 0)
@@ -109,7 +112,7 @@ class Linked:
         last = self.placed.last_heads
         none = np.zeros(len(last), dtype=np.int64)
         self._heads[end, last * width] = np.arange(len(last))
-        self._found, self._count = _Ways(np.zeros((len(last), 2, 2 * self.placed.links)), none, none, none, none), len(last)
+        self._found, self._count = _Ways(np.zeros((len(last), 1 + real, 2 * self.placed.links)), none, none, none, none), len(last)
         for cut in range(end - 1, -1, -1):
             if before[cut] < _NEVER and not self.unanswered:
                 states, ways = self._begin(cut, allowed, int(before[cut]), time_us)
@@ -123,7 +126,9 @@ class Linked:
     def stages(self) -> tuple[Stage, ...]:
         """A plan that :meth:`within` found, on the fewest devices that it found one on; () if it found none."""
         here, cut = self._states[0], 0
-        busiest = here.loads_us[:, 1].max(axis=1)
+        if here.loads_us.shape[1] == 1:
+            return ()
+        busiest = here.loads_us[:, -1].max(axis=1)
         position = int(np.lexsort((busiest, self._devices, np.isinf(busiest)))[0])
         if np.isinf(busiest[position]):
             return ()
@@ -237,7 +242,8 @@ def _within(loads: Floats, numbers: Ints, more: Floats, time_us: float) -> tuple
     limit_us = time_us * (1 + _SLACK)
     good = np.flatnonzero((loads[numbers, 0] + more <= limit_us).all(axis=1))
     found: Floats = loads[numbers[good]] + more[good, None, :]
-    found[(found[:, 1] > limit_us).any(axis=1), 1] = np.inf
+    if found.shape[1] > 1:
+        found[(found[:, -1] > limit_us).any(axis=1), -1] = np.inf
     return good, found
 
 
@@ -245,10 +251,12 @@ def _least_by(keys: Ints, loads: Floats) -> tuple[Ints, Ints, Floats]:
     """The distinct keys in order; for each, the entry whose real way is least busy; and the least loads one by one, and that way's."""
     if not len(keys):
         return keys, keys, loads
-    order = np.lexsort((loads[:, 1].max(axis=1), keys))
+    order = np.lexsort((loads[:, -1].max(axis=1), keys))
     starts = np.flatnonzero(np.concatenate([[True], np.diff(keys[order]) != 0]))
     chosen = order[starts]
-    return keys[chosen], chosen, np.stack([np.minimum.reduceat(loads[order, 0], starts, axis=0), loads[chosen, 1]], axis=1)
+    least = loads[chosen]
+    least[:, 0] = np.minimum.reduceat(loads[order, 0], starts, axis=0)
+    return keys[chosen], chosen, least
 
 
 def _spread(starts: Ints, stops: Ints) -> tuple[Ints, Ints]:
