@@ -71,14 +71,14 @@ def frontier(graph: Graph, inner: int, outer: int, inner_us: float) -> Frontier:
     with quiet_stdout():
         program = _Program(graph, inner, outer, inner_us)
         least = program.solve(0.0, 1.0)
-        above, states = _explore(program, 1.0)
-        below, more = _explore(program, -1.0)
+        above, states = _explore(program, 1.0, least)
+        below, more = _explore(program, -1.0, least)
     found = {least[2], *states, *more}
     return Frontier(tuple(above), tuple(below), least[0], tuple(sorted(program.mask(local) for local in found)))
 
 
-def _explore(program: _Program, sign: float) -> tuple[list[tuple[float, float]], list[int]]:
-    """Lines and states for the most (``sign`` 1) or the least (-1) compute at every number of bytes."""
+def _explore(program: _Program, sign: float, least: _Point) -> tuple[list[tuple[float, float]], list[int]]:
+    """Lines and states for the most (``sign`` 1) or the least (-1) compute at every number of bytes, from the ``least`` on."""
     lines: list[tuple[float, float]] = []
     states: list[int] = []
 
@@ -90,7 +90,7 @@ def _explore(program: _Program, sign: float) -> tuple[list[tuple[float, float]],
 
     dear, cheap = ask(program.dear), program.end(sign)
     lines.append((0.0, cheap[1]))
-    pending = [(cheap, dear)]
+    pending = [(cheap, dear), (dear, least)]  # sizes may differ by less than the smallest, and be dearer than dear
     while pending:
         many, few = pending.pop()  # many bytes cross, few bytes cross
         gain_us, saved = sign * (many[1] - few[1]), many[0] - few[0]

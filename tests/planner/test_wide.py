@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from pathlib import Path
 
 import pytest
@@ -52,7 +53,15 @@ def graph_of(model: Profile) -> Graph:
                  tuple(Crossing(t.source, t.consumers, t.forward_bytes + t.gradient_bytes) for t in model.tensors))
 
 
-@settings(max_examples=80)
+def test_a_byte_may_be_worth_more_than_the_smallest_tensor_costs() -> None:
+    """Before the last layer 501 bytes cross, before the one before it 500: a microsecond for one byte."""
+    graph = Graph((0.0, 1.0, 0.0), ((), (0,), (1,)), (Crossing(0, (1,), 500), Crossing(1, (2,), 501)))
+    found = frontier(graph, 0b001, 0b011, 0.0)
+    assert min(value + 500 * price for price, value in found.above) == pytest.approx(0.0, abs=1e-6)
+    assert min(value + 501 * price for price, value in found.above) == pytest.approx(1.0, abs=1e-6)
+
+
+@settings(max_examples=int(os.environ.get("PIPEDREAM_EXAMPLES", "80")))
 @given(graph_profiles(most_layers=8), st.data())
 def test_a_frontier_bounds_every_state_between_its_sets(model: Profile, data: st.DataObject) -> None:
     every = ideals(model)
