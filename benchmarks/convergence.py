@@ -41,7 +41,7 @@ class Case:
 
 
 CASES = (
-    Case("bytes_gpt", ("layers=4", "width=128", "context=64", "learning_rate=1e-3"), 800),
+    Case("bytes_gpt", ("layers=4", "width=128", "context=64", "learning_rate=1e-3"), 400),
     Case("digits_cnn", ("dropout=0", "learning_rate=1e-3", "microbatch_size=16"), 320),
 )
 

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 import torch
 
 from planner.spec.schedule import Op
 
-__all__ = ["Observer", "awaited"]
+__all__ = ["Observer", "Scaled", "awaited"]
+
+
+class Scaled(NamedTuple):
+    """What a batch's losses were multiplied with, and whether its update was skipped for an infinite gradient."""
+
+    loss_scale: float
+    skipped: bool
 
 
 class Observer:
@@ -24,8 +32,8 @@ class Observer:
     def spent(self, op: Op, category: str, start_ns: int, end_ns: int) -> None:
         """A part of ``op`` is over: forward, recompute, backward, update, allreduce, evaluate, data or wait."""
 
-    def updated(self, batch: int, loss: float | None) -> None:
-        """The update after ``batch`` is done; ``loss`` is the batch's mean, known at the last stage."""
+    def updated(self, batch: int, loss: float | None, scaled: Scaled | None = None) -> None:
+        """The update after ``batch`` is done; ``loss`` is the batch's mean, known at the last stage; ``scaled`` where losses are."""
 
     def evaluated(self, batch: int, values: Mapping[str, float]) -> None:
         """Means over the evaluation data with the weights after ``batch``; at the last stage only."""

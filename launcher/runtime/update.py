@@ -21,6 +21,7 @@ from torch import nn
 
 from launcher.optimizer import OptimizerFactory, SchedulerFactory, make_optimizer, make_scheduler
 from launcher.runtime.channel import Reducer
+from launcher.runtime.observer import Scaled
 from launcher.runtime.scaling import LossScaler
 
 __all__ = ["Update"]
@@ -46,6 +47,7 @@ class Update:
         self._scheduler = make_scheduler(scheduler, self._optimizer) if scheduler is not None and self._optimizer is not None else None
         self._clip_norm, self._everyone, self._scaler = clip_norm, everyone, scaler
         self._finite = True
+        self.scaled: Scaled | None = None  # of the last update, where losses are scaled
 
     @property
     def loss_scale(self) -> float:
@@ -70,6 +72,7 @@ class Update:
             self._everyone.sum_(sums)
         if self._scaler is not None:
             self._finite = not bool(sums[1] > 0)
+            self.scaled = Scaled(self._scaler.value, not self._finite)
             self._scaler.update(sums[1])
         if self._clip_norm is not None and self._finite:
             factor = torch.clamp(self._clip_norm / (sums[0].sqrt() + _EPSILON), max=1.0)

@@ -159,7 +159,7 @@ class StageWorker:
         if self._joint:
             self._observer.spent(op, "wait", reduced, agreed)
         self._observer.spent(op, "update", agreed, time.monotonic_ns())
-        self._observer.updated(op.index, loss)
+        self._observer.updated(op.index, loss, self._update_weights.scaled)
         if self._pipeline.evaluates_after(op.index) and self._evaluation is not None:
             self._evaluation.begin(op.index)
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import IO
 
 from launcher.runtime.channel import Worker
-from launcher.runtime.observer import Observer
+from launcher.runtime.observer import Observer, Scaled
 from launcher.supervision.status import StatusBoard
 from planner.spec.schedule import Op, Pipeline
 from planner.spec.trace import Span
@@ -107,7 +107,7 @@ class Recorder(Observer):
             self._counts[category] = self._counts.get(category, 0) + 1
             self._totals_ns[category] = self._totals_ns.get(category, 0) + end_ns - start_ns
 
-    def updated(self, batch: int, loss: float | None) -> None:
+    def updated(self, batch: int, loss: float | None, scaled: Scaled | None = None) -> None:
         now = time.monotonic_ns()
         if batch in self._steady and batch > 0 and not self.pipeline.evaluates_after(batch - 1):
             self._intervals += 1
@@ -121,6 +121,7 @@ class Recorder(Observer):
                 "update": batch + 1, "microbatches": (batch + 1) * self.pipeline.batch_microbatches, "samples": (batch + 1) * samples,
                 "train_loss": _finite(loss), "duration_s": round((now - self.start_ns) / 1e9, 6),
                 "samples_per_s": round(samples * (len(self._recent) - 1) / recent_s, 3) if recent_s > 0 else 0.0,
+                **(scaled._asdict() if scaled is not None else {}),
             })
 
     def evaluated(self, batch: int, values: Mapping[str, float]) -> None:

@@ -11,6 +11,7 @@ from launcher.data.microbatches import MicrobatchSource
 from launcher.launch import TrainSettings, train
 from launcher.load import load_job
 from launcher.precision import autocasting
+from launcher.supervision.progress import read_metrics
 from planner.spec.profile import JobReference
 from tests.launcher.launching import JOB_DATA, make_plan, write_job
 from tests.launcher.simulation import Scaling, Setup, simulate
@@ -49,6 +50,8 @@ def test_equals_the_uncut_model_under_autocast(tmp_path: Path) -> None:
     parameters = {name: value.detach() for name, value in job.model.named_parameters()}
     expected, _ = simulate(parameters, loss, setup, job.optimizer, UPDATES, scaling=scaling)
     assert {steps for _, steps in scaling.seen} == {True, False}, "no update was skipped, or all"
+    told = [(line["loss_scale"], not line["skipped"]) for line in read_metrics(tmp_path / "run" / "metrics.jsonl") if "train_loss" in line]
+    assert told == scaling.seen
     found = torch.load(tmp_path / "run" / "weights.pt", weights_only=True)
     for name, value in expected.items():
         torch.testing.assert_close(found[name], value, rtol=0, atol=1e-6, msg=lambda text, name=name: f"{name}: {text}")

@@ -17,7 +17,7 @@ from launcher.graph.randomness import keyed
 from launcher.graph.split import split
 from launcher.runtime.channel import Worker, workers
 from launcher.runtime.local import LocalTransport
-from launcher.runtime.observer import Observer
+from launcher.runtime.observer import Observer, Scaled
 from launcher.runtime.worker import StageWorker
 from launcher.supervision.rundir import RunDirectory, RunSettings
 from launcher.supervision.task import Task, assign, capture_programs, pipeline_of, stage_state
@@ -126,7 +126,7 @@ class Losses(Observer):
         self.losses: list[float] = []
         self.evaluations: dict[int, dict[str, float]] = {}
 
-    def updated(self, batch: int, loss: float | None) -> None:
+    def updated(self, batch: int, loss: float | None, scaled: Scaled | None = None) -> None:
         if loss is not None:
             self.losses.append(loss)
 
