@@ -69,7 +69,8 @@ def evaluate(
     threads = threads_per_worker(plan, settings.threads, settings.oversubscribe)
     directory, source = RunDirectory(Path(settings.run_directory)), RunDirectory(Path(settings.resume))
     directory.check_unused()
-    place = None if settings.outputs is None else settings.outputs.absolute()  # the job may change the folder
+    # The job may change the folder; a link stays, and the file it leads to is replaced.
+    place = None if settings.outputs is None else Path(os.path.realpath(settings.outputs))
     if settings.outputs is not None:
         _check_place(settings.outputs)
     source.check_finished()
@@ -113,8 +114,9 @@ def evaluate(
 
 
 def _check_place(path: Path) -> None:
-    if path.is_dir() or not path.absolute().parent.is_dir():
-        what = "is a folder" if path.is_dir() else "is in a folder that does not exist"
+    device = path.exists() and not path.is_file() and not path.is_dir()  # the file is put in its place, which would take it away
+    if device or path.is_dir() or not path.absolute().parent.is_dir():
+        what = "is a device or a pipe" if device else "is a folder" if path.is_dir() else "is in a folder that does not exist"
         raise BadInput(f"the file for the outputs, {path}, {what}", hint="choose another place for --outputs")
 
 

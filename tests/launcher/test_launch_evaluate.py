@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -184,6 +185,18 @@ def test_what_is_refused_before_any_worker_starts(run: Evaluate, tmp_path: Path,
         run((1, 1), **changes)
     assert words in caught.value.message and caught.value.hint
     assert not (tmp_path / "evaluation").exists()
+
+
+def test_outputs_never_take_the_place_of_a_pipe_or_a_link(run: Evaluate, tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(BadInput, match="is a device or a pipe"):
+        run((1, 1), outputs=pipe)
+    assert pipe.is_fifo()
+    link = tmp_path / "link.pt"
+    link.symlink_to(tmp_path / "outputs.pt")
+    run((1, 1), outputs=link)
+    assert link.is_symlink() and (tmp_path / "outputs.pt").is_file()
 
 
 def copied(trained: Trained, folder: Path, text: str) -> tuple[JobReference, EvaluateSettings]:
