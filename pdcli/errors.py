@@ -40,6 +40,8 @@ class Failure:
 
 def describe(error: BaseException) -> Failure:
     """The failure that ``error`` is to the user."""
+    if isinstance(error, click.Abort) and isinstance(error.__cause__, EOFError):  # click takes any of them for an interruption
+        error = error.__cause__
     if isinstance(error, PipedreamError):
         exit_code = next((code for kind, code in EXIT_CODES.items() if isinstance(error, kind)), 1)
         return Failure(error.code, _line(error.message, LONGEST_WORD), _line(error.hint) or NO_HINT.get(exit_code, _bug_hint()), exit_code)

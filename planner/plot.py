@@ -16,8 +16,8 @@ __all__ = ["Point", "Series", "line_plot", "ticks"]
 
 WIDTH, HEIGHT = 720, 420
 LEFT, RIGHT, TOP, BOTTOM = 76, 36, 66, 52  # margins
-COLOURS = ("#2f7ed8", "#e07b1a", "#2a9d5c", "#b455c4", "#c94b4b")  # told apart by most eyes, on light and dark
-DASHES = ("", "6 4", "2 3", "8 3 2 3", "1 4")  # and without colour
+COLOURS = ("#2f7ed8", "#e07b1a", "#2a9d5c", "#b455c4", "#c94b4b", "#7a7f87")  # told apart by most eyes, on light and dark
+DASHES = ("", "6 4", "2 3", "8 3 2 3", "1 4", "12 4")  # and without colour
 STYLE = """
   text { font: 12px system-ui, sans-serif; fill: #333 }
   .title { font-size: 15px; font-weight: 600 }

@@ -25,7 +25,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, launch_agent
 
 from launcher.supervision.surroundings import interrupts_ignored, standard_output_to, torch_log_to, without_main
-from planner.spec.errors import BadInput
+from planner.spec.errors import BadInput, WorkerFailure
 
 __all__ = ["Stopped", "WorkersFailed", "run_workers", "warm_up"]
 
@@ -110,6 +110,7 @@ def run_workers(
     Raises:
         WorkersFailed: with the exit codes that the engine saw.
         Stopped: by a signal.
+        WorkerFailure: the process that starts them has ended.
         BadInput: another run is going on in this process, whose signal handlers and logs it uses.
     """
     if not _one_run.acquire(blocking=False):
@@ -140,6 +141,9 @@ def _run_workers(entry: Callable[[Any], None], task: Any, outputs: Sequence[tupl
                 if received:  # the workers were killed because of a signal
                     raise Stopped(signal.Signals(received[0]).name) from error
                 raise WorkersFailed({rank: failure.exitcode for rank, failure in error.failures.items()}) from error
+            except (EOFError, ConnectionError) as error:  # what multiprocessing raises where it lost its fork server
+                raise WorkerFailure(f"the process that starts the workers has ended: {type(error).__name__}: {error}",
+                                    hint=f"run the command again; {log} has what it said") from error
     finally:
         _end(set(multiprocessing.active_children()) - before)
         if _server_output is not None:

@@ -107,3 +107,13 @@ def test_a_worker_that_could_not_even_write_why(tmp_path: Path, monkeypatch: pyt
     error = explain(directory, (1, 1), board, {1: 1}, 60.0)
     assert error.message.startswith("stage 1 replica 0") and error.message.endswith(f"the disk of {tmp_path} is full")
     assert "room" in error.hint
+
+
+def test_the_process_that_starts_workers_may_be_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def lost(*arguments: object) -> None:
+        raise EOFError("unexpected EOF")
+
+    monkeypatch.setattr("launcher.supervision.engine.launch_agent", lost)
+    run = Run(tmp_path, "none")
+    run.join(60)
+    assert isinstance(run.error, WorkerFailure) and "starts the workers has ended: EOFError" in run.error.message

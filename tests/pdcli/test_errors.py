@@ -6,6 +6,7 @@ import click
 import pytest
 
 from pdcli.errors import describe
+from pdcli.main import main
 from planner.spec import errors
 
 
@@ -79,3 +80,13 @@ def test_a_message_of_any_length_is_a_line_that_can_be_read() -> None:
 def test_a_program_ended_by_code_that_is_not_ours_is_reported() -> None:
     failure = describe(SystemExit(0))
     assert failure.exit_code == 1 and "sys.exit(0)" in failure.message
+
+
+def test_the_end_of_some_file_is_no_interruption(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """click turns every EOFError into an Abort."""
+    def ends(*arguments: object) -> None:
+        raise EOFError("unexpected EOF")
+
+    monkeypatch.setattr("planner.spec.files.read_document", ends)
+    assert main(["simulate", "plan.json"]) == 1
+    assert "EOFError: unexpected EOF" in capsys.readouterr().err
