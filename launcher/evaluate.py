@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.data.microbatches import evaluation_samples, evaluation_source
+from launcher.data.samples import microbatch_sizes
 from launcher.explain import explain as explain_job
 from launcher.graph.capture import Captured, capture_evaluation, capture_training
 from launcher.graph.outputs import check_batched
@@ -129,8 +130,7 @@ def _check_targets(job: Job, trained: Captured) -> None:
 
 def _outputs(job: Job, plan: Plan, path: Path, stages: list[tuple[str, ...]], samples: int) -> OutputFiles:
     """The files beside ``path`` that the workers will fill, once it is known that the model's outputs have a row a sample."""
-    full, rest = divmod(samples, plan.microbatch_size)
-    for size in [plan.microbatch_size] * (full > 0) + [rest] * (rest > 0):
+    for size in sorted(set(microbatch_sizes(samples, plan.microbatch_size)), reverse=True):
         captured = capture_evaluation(job, size, outputs=True)
         split(captured, stages)
         check_batched(captured.outputs, size)

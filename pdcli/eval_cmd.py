@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,9 +13,9 @@ import click
 
 from pdcli import options
 from pdcli.interrupts import interrupts_deferred
+from pdcli.phases import phases
 
 if TYPE_CHECKING:
-    from launcher.supervision.progress import Progress
     from pdcli.output import Output
     from planner.spec.profile import JobReference
     from planner.spec.summary import EvaluationSummary
@@ -52,7 +52,7 @@ def command(out: Output, plan: str, resume: str, outputs: str | None, job: str |
         wanted = EvaluateSettings(resume=Path(resume), run_directory=directory, outputs=None if outputs is None else Path(outputs),
                                   threads=threads, oversubscribe=oversubscribe, timeout_s=timeout)
         with out.progress() as update:
-            summary = evaluate(document, reference, wanted, on_progress=reporter(update))
+            summary = evaluate(document, reference, wanted, on_progress=phases(update, "evaluating"))
     show(out, summary, resume, outputs)
     next_step = following_step(resume, outputs)
     out.next(next_step)
@@ -97,22 +97,6 @@ def evaluation_directory(chosen: str | None) -> Iterator[Path]:
         shutil.rmtree(path, ignore_errors=True)
         raise
     shutil.rmtree(path, ignore_errors=True)
-
-
-def reporter(update: Callable[[str, int, int], None]) -> Callable[[Progress], None]:
-    """Hands the launcher's reports to :meth:`pdcli.output.Output.progress`: evaluating has a length, other phases have none."""
-    shown = 0
-
-    def report(progress: Progress) -> None:
-        nonlocal shown
-        evaluating = progress.phase == "evaluating"
-        if evaluating or progress.update > shown:  # the last microbatches may be reported with the next phase
-            shown = progress.update
-            update("evaluating", progress.update, progress.updates)
-        if not evaluating:
-            update(progress.phase, 0, 0)
-
-    return report
 
 
 def following_step(resume: str, outputs: str | None) -> str:

@@ -6,7 +6,7 @@ import contextlib
 import os
 import re
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,9 +14,9 @@ import click
 
 from pdcli import options
 from pdcli.interrupts import interrupts_deferred
+from pdcli.phases import phases
 
 if TYPE_CHECKING:
-    from launcher.launch import Progress
     from launcher.supervision.rundir import RunDirectory
     from pdcli.output import Output
     from planner.spec.plan import Plan
@@ -61,7 +61,7 @@ def command(out: Output, plan: str, job: str | None, settings: tuple[str, ...], 
         wanted = TrainSettings(run_directory=directory.path, updates=steps, epochs=epochs if steps or epochs else 1, seed=seed,
                                evaluate_every=evaluate_every, threads=threads, oversubscribe=oversubscribe, timeout_s=timeout)
         with out.progress() as update:
-            summary = train(document, reference, wanted, on_progress=reporter(update))
+            summary = train(document, reference, wanted, on_progress=phases(update, "training"))
     show(out, document, summary)
     left_out = read_document(RunSettings, directory.settings).left_out_microbatches
     if left_out:
@@ -139,24 +139,6 @@ def _next_free(parent: Path, name: str) -> Path:
             return path
         except FileExistsError:
             number += 1
-
-
-def reporter(update: Callable[[str, int, int], None]) -> Callable[[Progress], None]:
-    """Hands the launcher's reports to :meth:`pdcli.output.Output.progress`: training has a length, other phases have none."""
-    shown = 0
-
-    def report(progress: Progress) -> None:
-        nonlocal shown
-        training = progress.phase == "training"
-        if training or progress.update > shown:  # the last updates may be reported with the next phase
-            shown = progress.update
-            loss = "" if progress.train_loss is None else f"  loss {progress.train_loss:.4f}"
-            speed = f"  {progress.samples_per_s:.1f} samples/s" if progress.samples_per_s else ""
-            update("training" + loss + speed, progress.update, progress.updates)
-        if not training:
-            update(progress.phase, 0, 0)
-
-    return report
 
 
 def facts(plan: Plan, summary: Summary, directory: RunDirectory) -> dict[str, Any]:

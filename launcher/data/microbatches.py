@@ -15,7 +15,7 @@ import torch
 from torch.utils.data import IterableDataset
 
 from launcher.data.loading import Microbatch, load
-from launcher.data.samples import collate
+from launcher.data.samples import collate, microbatch_sizes
 from launcher.data.stream import EvaluationStream, StreamSource, count_samples
 from launcher.graph.randomness import data_randomness, stable_hash
 from launcher.job import MapDataset
@@ -129,8 +129,7 @@ class EvaluationSource:
 
     def __init__(self, dataset: MapDataset, microbatch_size: int, processes: int = 0) -> None:
         self.dataset, self.microbatch_size, self.processes = dataset, microbatch_size, processes
-        full, rest = divmod(len(dataset), microbatch_size)
-        self.sizes: tuple[int, ...] = (microbatch_size,) * full + ((rest,) if rest else ())
+        self.sizes = microbatch_sizes(len(dataset), microbatch_size)
 
     def samples(self, microbatch: int) -> range:
         """Indices of the samples that make up ``microbatch``."""

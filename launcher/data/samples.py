@@ -20,7 +20,7 @@ from torch.utils.data import default_collate
 
 from planner.spec.errors import BadInput
 
-__all__ = ["SampleLayout", "collate", "flatten_sample", "sample_layout"]
+__all__ = ["SampleLayout", "collate", "flatten_sample", "microbatch_sizes", "sample_layout"]
 
 
 @dataclass(frozen=True)
@@ -88,3 +88,13 @@ def _stack(values: list[Any], position: int) -> torch.Tensor:
         raise BadInput(f"value {position} of a sample is a {type(values[0]).__name__}, not a tensor",
                        hint="return tensors, arrays or numbers only")
     return stacked
+
+
+def microbatch_sizes(samples: int, microbatch_size: int) -> tuple[int, ...]:
+    """How many samples each microbatch has; the last one may be smaller.
+
+    >>> microbatch_sizes(10, 4)
+    (4, 4, 2)
+    """
+    full, rest = divmod(samples, microbatch_size)
+    return (microbatch_size,) * full + ((rest,) if rest else ())

@@ -20,20 +20,20 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from launcher.data.loading import Microbatch, load_stream
-from launcher.data.samples import collate
+from launcher.data.samples import collate, microbatch_sizes
 from launcher.graph.randomness import data_randomness
 from planner.spec.errors import BadInput
 
 __all__ = ["EvaluationStream", "StreamSource", "count_samples"]
 
 
-class StreamSource:
-    """Training data: an endless stream of full microbatches. ``per_epoch`` of them, where ``samples`` of an epoch are known."""
+class _Stream:
+    """What reads microbatches of a stream has in common: :meth:`_microbatches` gives their numbers and samples, in order."""
 
-    def __init__(self, dataset: Iterable[Any], microbatch_size: int, samples: int | None, seed: int = 0, processes: int = 0) -> None:
-        self.dataset, self.microbatch_size, self.processes = dataset, microbatch_size, processes
-        self.per_epoch = None if samples is None else samples // microbatch_size
-        self._key = ("training", seed)
+    processes: int
+
+    def _microbatches(self) -> Iterator[tuple[int, list[Any]]]:
+        raise NotImplementedError
 
     def first(self) -> list[Any]:
         """The samples of the first microbatch."""
@@ -52,6 +52,15 @@ class StreamSource:
     def _chosen(self, indices: Iterable[int], positions: Sequence[int] | None) -> Iterator[Microbatch]:
         return _choose(self._microbatches(), indices, positions)
 
+
+class StreamSource(_Stream):
+    """Training data: an endless stream of full microbatches. ``per_epoch`` of them, where ``samples`` of an epoch are known."""
+
+    def __init__(self, dataset: Iterable[Any], microbatch_size: int, samples: int | None, seed: int = 0, processes: int = 0) -> None:
+        self.dataset, self.microbatch_size, self.processes = dataset, microbatch_size, processes
+        self.per_epoch = None if samples is None else samples // microbatch_size
+        self._key = ("training", seed)
+
     def _microbatches(self) -> Iterator[tuple[int, list[Any]]]:
         number = 0
         for epoch in itertools.count():
@@ -67,30 +76,12 @@ class StreamSource:
                                hint="check what the data set reads, and that each iter() of it begins anew")
 
 
-class EvaluationStream:
+class EvaluationStream(_Stream):
     """Held-out data of ``samples`` samples, in order; the last microbatch may be smaller."""
 
     def __init__(self, dataset: Iterable[Any], microbatch_size: int, samples: int, processes: int = 0) -> None:
         self.dataset, self.microbatch_size, self.samples, self.processes = dataset, microbatch_size, samples, processes
-        full, rest = divmod(samples, microbatch_size)
-        self.sizes: tuple[int, ...] = (microbatch_size,) * full + ((rest,) if rest else ())
-
-    def first(self) -> list[Any]:
-        """The samples of the first microbatch."""
-        return next(self._microbatches())[1]
-
-    def read(self, microbatch: int, positions: Sequence[int] | None = None) -> Microbatch:
-        """One microbatch's tensors at ``positions`` (None: all); reads everything before it."""
-        return next(self._chosen([microbatch], positions))
-
-    def iterate(self, indices: Iterable[int], positions: Sequence[int] | None = None) -> Iterator[Microbatch]:
-        """The microbatches ``indices``, which ascend."""
-        if positions is not None and not positions:
-            return (() for _ in indices)
-        return load_stream(functools.partial(self._chosen, indices, positions), self.processes)
-
-    def _chosen(self, indices: Iterable[int], positions: Sequence[int] | None) -> Iterator[Microbatch]:
-        return _choose(self._microbatches(), indices, positions)
+        self.sizes = microbatch_sizes(samples, microbatch_size)
 
     def _microbatches(self) -> Iterator[tuple[int, list[Any]]]:
         seen = 0

@@ -212,22 +212,23 @@ class Topology:
         if key not in self._crossings:
             sends, receives = sum(sender), sum(receiver)
             g = math.gcd(sends, receives)
-            before, after = ((self.order(sender), self.order(receiver)) if g > 1 else ((), ()))
             scale = g / (sends * receives)
             result = []
             for link in self.shared:
                 up = down = 0
-                if g == 1:  # everybody meets everybody: the order does not matter
-                    inside_before, inside_after = sum(sender[p] for p in link.below), sum(receiver[p] for p in link.below)
-                    up, down = inside_before * (receives - inside_after), (sends - inside_before) * inside_after
-                for residue in range(g) if g > 1 else ():
-                    inside_before = sum(p in link.below for p in before[residue::g])
-                    inside_after = sum(p in link.below for p in after[residue::g])
+                for inside_before, inside_after in zip(self._inside(sender, link, g), self._inside(receiver, link, g), strict=True):
                     up += inside_before * (receives // g - inside_after)
                     down += (sends // g - inside_before) * inside_after
                 result.append((up * scale, down * scale))
             self._crossings[key] = tuple(result)
         return self._crossings[key]
+
+    def _inside(self, allocation: Allocation, link: SharedLink, classes: int) -> list[int]:
+        """Of each residue class, the replicas below a link."""
+        if classes == 1:  # the order does not matter
+            return [sum(allocation[p] for p in link.below)]
+        order = self.order(allocation)
+        return [sum(p in link.below for p in order[residue::classes]) for residue in range(classes)]
 
     def crossing_us_per_byte(self, sender: Allocation, receiver: Allocation) -> frozenset[tuple[float, float]]:
         """The distinct times that a byte sent to the receiver, and one sent back, add to a shared link's upward direction."""

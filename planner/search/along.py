@@ -7,7 +7,6 @@ come to on the average shared link, once as it is and once at a multiple, as som
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 
 import numpy as np
@@ -17,7 +16,7 @@ from planner.cost import Stage
 from planner.hardware.topology import Allocation, Site
 from planner.search.problem import Problem, Scenario, prime_powers
 from planner.search.stage_arrays import Ints, stage_arrays
-from planner.search.work import Work
+from planner.search.work import Work, is_late
 
 __all__ = ["MOST_STEPS", "stages_along"]
 
@@ -40,7 +39,7 @@ def stages_along(problem: Problem, scenario: Scenario, order: list[int], unit: i
     one = _Along(problem, scenario, order, unit, counts, rows, ceiling_us)
     found: tuple[Stage, ...] = ()
     for weight in _WEIGHTS:
-        if deadline is not None and time.monotonic() > deadline:
+        if is_late(deadline):
             return
         work.left -= steps
         again = one.best(weight, deadline)
@@ -126,7 +125,7 @@ class _Along:
             last = self.last[part]
             if not len(last):
                 continue
-            if deadline is not None and time.monotonic() > deadline:
+            if is_late(deadline):
                 return ()
             for index, r in enumerate(self.counts):
                 width = self.most - r + 1

@@ -20,7 +20,7 @@ from planner.hardware.topology import Site, Topology
 from planner.search.columns import Candidate, CandidateTable
 from planner.search.loose import Loose
 from planner.search.problem import Problem, Scenario, prime_powers, scenarios
-from planner.search.stage_arrays import stage_arrays
+from planner.search.stage_arrays import least_before, stage_arrays
 
 __all__ = ["Bound", "best_sites", "longer_batches_us", "may_be_below"]
 
@@ -180,14 +180,7 @@ class Bound:
 
     def _from_start(self, chosen: _Chosen) -> Ints:
         """For each cut, the least weight of stages that run the layers before it, memory and batch aside."""
-        begins = chosen.begins(self.problem.chain.end)
-        before = np.full(self.problem.chain.end + 1, NEVER, dtype=np.int64)
-        before[0] = 0
-        for cut in range(self.problem.chain.end):
-            part = slice(begins[cut], begins[cut + 1])
-            if before[cut] < NEVER:
-                np.minimum.at(before, chosen.last[part], before[cut] + chosen.replicas[part] * self._device + 1)
-        return before
+        return least_before(chosen.begins(self.problem.chain.end), chosen.last, chosen.replicas * self._device + 1, NEVER)
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import heapq
 import math
-import time
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -21,6 +20,7 @@ import numpy as np
 from planner.hardware.topology import Site
 from planner.search.loose import Loose
 from planner.search.problem import Problem, Scenario, prime_powers
+from planner.search.work import is_late
 
 __all__ = ["Groups"]
 
@@ -83,7 +83,7 @@ class Groups:
 
     @property
     def late(self) -> bool:
-        return self.deadline is not None and time.monotonic() > self.deadline
+        return is_late(self.deadline)
 
     @property
     def bound_us(self) -> float:

@@ -8,7 +8,6 @@ everything but pins, and which stages share which links.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
@@ -19,7 +18,7 @@ from planner.search.linked import Linked
 from planner.search.loose import Loose
 from planner.search.placings import Placings
 from planner.search.problem import Problem, Scenario, covering
-from planner.search.work import Work
+from planner.search.work import Work, is_late
 
 __all__ = ["Laying", "Left"]
 
@@ -112,14 +111,14 @@ class Laying:
 
     @property
     def late(self) -> bool:
-        return self.deadline is not None and time.monotonic() > self.deadline
+        return is_late(self.deadline)
 
     def _groups(self, left: list[Left], limit_us: Callable[[], float], apart: bool = False) -> Iterator[list[Left]]:
         """Groups of those within a time: all together (unless ``apart``), and where a group is given to :meth:`_halve` its parts.
 
         Of many, promising ones come alone.
         """
-        order = sorted(left, key=lambda one: (-one.scenario.batch_microbatches * len(self._counts(one.scenario)), one))
+        order = sorted(left, key=lambda one: (-one.scenario.batch_microbatches * self._counts(one.scenario), one))
         self._waiting = []
         if apart:
             self._halve(order)
@@ -130,8 +129,9 @@ class Laying:
             if group:
                 yield group
 
-    def _counts(self, scenario: Scenario) -> list[int]:
-        return [r for r in range(1, self.problem.max_replicas + 1) if scenario.admits(r)]
+    def _counts(self, scenario: Scenario) -> int:
+        """How many replica counts it admits."""
+        return sum(scenario.admits(r) for r in range(1, self.problem.max_replicas + 1))
 
     def _halve(self, group: list[Left]) -> None:
         if len(group) > 2 * PROMISING:
@@ -145,9 +145,10 @@ class Laying:
         scenarios = [one.scenario for one in group]
         if covering(self.problem, scenarios) is None:
             return None
-        most = max(one.max_devices for one in scenarios)
         rows = np.unique(np.concatenate([one.loose.useful(limit_us).rows for one in group]))
-        most = most if max_devices is None else min(most, max_devices)
+        most = max(one.max_devices for one in scenarios)
+        if max_devices is not None:
+            most = min(most, max_devices)
         linked = Linked(self.problem, scenarios, self.placed, rows, most, self.work, self.deadline)
         return None if linked.too_large else linked
 

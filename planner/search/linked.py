@@ -15,7 +15,6 @@ already and, where their number is fixed, the stages there are. Pins are left ou
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -25,8 +24,8 @@ import numpy.typing as npt
 from planner.cost import Stage
 from planner.search.placings import Placings
 from planner.search.problem import Problem, Scenario, covering, prime_powers
-from planner.search.stage_arrays import Ints, stage_arrays
-from planner.search.work import Work
+from planner.search.stage_arrays import Ints, least_before, stage_arrays
+from planner.search.work import Work, is_late
 
 __all__ = ["Linked"]
 
@@ -39,10 +38,10 @@ _NEVER = 1 << 40
 
 
 class _Ways(NamedTuple):
-    """Of states or heads: the least loads (first), those of one real way (last; infinite without one), and that way's next step."""
+    """Of states: the least loads (first), those of one real way (last; infinite without one), and that way's next step."""
 
     loads_us: Floats  # [n, 2, loads], or [n, 1, loads] where no plan is looked for
-    rows: Ints  # of a state: the stage that begins there; of a head: the number of the state after it
+    rows: Ints  # the stage that begins there
     steps: Ints
     recompute: Ints
     covered: Ints  # by the stages after it
@@ -70,7 +69,7 @@ class Linked:
         after = (np.arange(self._width)[None, :] | self._covers[:, None]) + one_stage
         self._next = np.where(after <= self._wanted, after, -1)  # by allocation and what is covered after it
         self.too_large = (problem.chain.end + 1) * len(placed.heads) * self._width > MOST_HEADS
-        self._ways: list[list[int]] = []  # the allocations at each site
+        ways: list[list[int]] = []  # the allocations at each site
         costs, limits, replicas, choices = [], [], [], []
         self._ring = np.zeros(problem.topology.device_count + 1)  # by replicas: what of the parameters a ring carries per microbatch
         for site, allocations in placed.sites.items():
@@ -82,16 +81,18 @@ class Linked:
                     limits.append(stages.max_after(problem, scenario, site, recompute))
                     replicas.append(site.replicas)
                     choices.append(choice)
-                    self._ways.append(allocations)
+                    ways.append(allocations)
+        self._way_bounds = np.cumsum([0, *map(len, ways)])
+        self._way_allocations = np.array([allocation for way in ways for allocation in way], dtype=np.int64)
         shape = (len(costs), len(rows))
         self._costs, self._limits = np.array(costs).reshape(shape), np.array(limits, dtype=np.int64).reshape(shape)
-        self.looked = 0  # at so many steps, times links
+        self.looked, self._most = 0, MOST_LOOKED  # at so many steps, times links
         self._replicas, self._choices = np.array(replicas, dtype=np.int64), np.array(choices, dtype=np.int64)
 
     @property
     def unanswered(self) -> bool:
         """Whether the last :meth:`within` was ended by the time, or by the steps it would have taken."""
-        return self.looked > self._most or self.work.left < 0 or (self.deadline is not None and time.monotonic() > self.deadline)
+        return self.looked > self._most or self.work.left < 0 or is_late(self.deadline)
 
     def within(self, time_us: float, most_looked: int = MOST_LOOKED, *, real: bool = True) -> int | None:
         """The fewest devices of what is left at the first cut; None where nothing is, or where it is :attr:`unanswered`.
@@ -101,7 +102,8 @@ class Linked:
         self._most = self.looked + most_looked
         end, width = self.problem.chain.end, self._width
         allowed = (self._costs <= time_us) & (self._limits >= 0)
-        before = self._before(np.where(allowed, self._replicas[:, None], _NEVER).min(axis=0, initial=_NEVER))
+        fewest = np.where(allowed, self._replicas[:, None], _NEVER).min(axis=0, initial=_NEVER)
+        before = least_before(self._begins, self._last, fewest, _NEVER)
         self._before_ending = np.full(end + 1, _NEVER)  # by cut: the fewest devices of the stages before the one that ends there
         possible = allowed.any(axis=0)
         np.minimum.at(self._before_ending, self._last[possible], before[self._first[possible]])
@@ -110,9 +112,9 @@ class Linked:
         self._states: dict[int, _Ways] = {}
         self._heads = np.full((end + 1, len(self.placed.heads) * width), -1, dtype=np.int32)  # numbers of the heads that are there
         last = self.placed.last_heads
-        none = np.zeros(len(last), dtype=np.int64)
         self._heads[end, last * width] = np.arange(len(last))
-        self._found, self._count = _Ways(np.zeros((len(last), 1 + real, 2 * self.placed.links)), none, none, none, none), len(last)
+        self._head_loads_us = np.zeros((len(last), 1 + real, 2 * self.placed.links))  # of each head, as of a state, with room for more
+        self._head_states, self._head_count = np.zeros(len(last), dtype=np.int64), len(last)  # the state after it, among its cut's
         for cut in range(end - 1, -1, -1):
             if before[cut] < _NEVER and not self.unanswered:
                 states, ways = self._begin(cut, allowed, int(before[cut]), time_us)
@@ -143,19 +145,9 @@ class Linked:
             found.append(Stage(int(self._first[row]), cut, tuple(taken[place] for place in range(len(names))),
                                self.problem.recompute_choices[here.recompute[position]]))
             if cut < self.problem.chain.end:
-                position = int(self._found.rows[self._heads[cut, int(self.placed.step_head[step]) * self._width + covered]])
+                position = int(self._head_states[self._heads[cut, int(self.placed.step_head[step]) * self._width + covered]])
                 here = self._states[cut]
         return tuple(found)
-
-    def _before(self, fewest: Ints) -> Ints:
-        """For each cut, the fewest devices of the stages before it."""
-        before = np.full(self.problem.chain.end + 1, _NEVER, dtype=np.int64)
-        before[0] = 0
-        for cut in range(self.problem.chain.end):
-            part = slice(self._begins[cut], self._begins[cut + 1])
-            if before[cut] < _NEVER and part.start < part.stop:
-                np.minimum.at(before, self._last[part], before[cut] + fewest[part])
-        return before
 
     def _begin(self, cut: int, allowed: Booleans, before: int, time_us: float) -> tuple[Ints, _Ways]:
         """The states at a cut where stages begin."""
@@ -175,7 +167,7 @@ class Linked:
         rows, allocations, choices = rows[owner], allocations[owner], choices[owner]
         numbers = numbers[good]
         ring = (self._ring[placed.counts[allocations]] * self._sizes[rows])[:, None] * placed.ring_us[allocations]
-        good, loads = _within(self._found.loads_us, numbers, ring, time_us)
+        good, loads = _within(self._head_loads_us, numbers, ring, time_us)
         order = placed.link_orders[placed.step_order[steps[good]]]
         loads = np.take_along_axis(loads, order[:, None, :], axis=2)
         states, chosen, least = _least_by(placed.step_state[steps[good]] * width + target[good], loads)
@@ -194,8 +186,8 @@ class Linked:
         limits = np.minimum(self._limits[ways, rows], self.max_devices - self._replicas[ways] - before)
         good = limits >= self._least[self._last[rows]]
         ways, rows, limits = ways[good], rows[good], limits[good]
-        allocations = np.array([a for way in ways.tolist() for a in self._ways[way]], dtype=np.int64)
-        owner = np.repeat(np.arange(len(ways)), [len(self._ways[way]) for way in ways.tolist()])
+        owner, places = _spread(self._way_bounds[ways], self._way_bounds[ways + 1])
+        allocations = self._way_allocations[places]
         rows, limits, choices = rows[owner], limits[owner], self._choices[ways][owner]
         pattern, covers = self.placed.patterns[allocations], self._covers[allocations]
         order = np.lexsort((choices, self.placed.counts[allocations], pattern, rows))
@@ -220,21 +212,19 @@ class Linked:
         if not len(good):
             return False
         heads, chosen, least = _least_by(placed.transfer_head[pairs[good]] * width + states[positions[good]] % width, loads)
-        self._heads[cut, heads] = self._count + np.arange(len(heads))
-        self._note(least, positions[good][chosen])
+        self._heads[cut, heads] = self._head_count + np.arange(len(heads))
+        self._note_heads(least, positions[good][chosen])
         return True
 
-    def _note(self, loads: Floats, positions: Ints) -> None:
+    def _note_heads(self, loads_us: Floats, states: Ints) -> None:
         """Add heads to those found; room for them is doubled when there is no more."""
-        room, needed = len(self._found.rows), self._count + len(positions)
-        if needed > room:
-            grown = np.empty((max(needed, 2 * room), *loads.shape[1:]))
-            grown[:self._count] = self._found.loads_us[:self._count]
-            rows = np.empty(len(grown), dtype=np.int64)
-            rows[:self._count] = self._found.rows[:self._count]
-            self._found = self._found._replace(loads_us=grown, rows=rows)
-        self._found.loads_us[self._count:needed], self._found.rows[self._count:needed] = loads, positions
-        self._count = needed
+        needed = self._head_count + len(states)
+        if needed > len(self._head_states):
+            more = max(needed, 2 * len(self._head_states)) - len(self._head_states)
+            self._head_states = np.concatenate([self._head_states, np.empty(more, dtype=np.int64)])
+            self._head_loads_us = np.concatenate([self._head_loads_us, np.empty((more, *loads_us.shape[1:]))])
+        self._head_loads_us[self._head_count:needed], self._head_states[self._head_count:needed] = loads_us, states
+        self._head_count = needed
 
 
 def _within(loads: Floats, numbers: Ints, more: Floats, time_us: float) -> tuple[Ints, Floats]:

@@ -18,7 +18,6 @@ numbers of stages and pins are left out.
 from __future__ import annotations
 
 import itertools
-import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -27,7 +26,8 @@ import numpy.typing as npt
 
 from planner.hardware.topology import Site
 from planner.search.problem import Problem, Scenario
-from planner.search.stage_arrays import Ints, StageArrays, stage_arrays
+from planner.search.stage_arrays import Ints, StageArrays, least_before, stage_arrays
+from planner.search.work import is_late
 
 __all__ = ["Kept", "Loose"]
 
@@ -252,7 +252,7 @@ class Loose:
 
     @property
     def late(self) -> bool:
-        return self.deadline is not None and time.monotonic() > self.deadline
+        return is_late(self.deadline)
 
     def path(self, time_us: float) -> list[tuple[int, int, int, bool]]:
         """Stages (first, last, replicas, recompute) of a relaxed plan within ``time_us`` of the least price; [] if there is none."""
@@ -281,12 +281,7 @@ class Loose:
     def useful(self, time_us: float) -> Kept:
         """The stages that some plan within ``time_us`` could contain."""
         _, prices, reached = self._to_end(time_us)
-        before = np.full(self.problem.chain.end + 1, NEVER, dtype=np.int64)
-        before[0] = 0
-        for cut in range(self.problem.chain.end):
-            part = slice(self._begins[cut], self._begins[cut + 1])
-            if before[cut] < NEVER and part.start < part.stop:
-                np.minimum.at(before, self._last[part], before[cut] + prices[part])
+        before = least_before(self._begins, self._last, prices, NEVER)
         return Kept(self.kept[before[self._first] + prices + reached[self._last] <= self._budget], before)
 
 

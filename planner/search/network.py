@@ -21,7 +21,6 @@ the network is built again with real pairs and all names.
 
 from __future__ import annotations
 
-import time
 from collections import defaultdict
 from collections.abc import Sequence
 from operator import add, gt
@@ -31,7 +30,7 @@ from planner.cost import ring_bytes
 from planner.hardware.topology import Allocation
 from planner.search.columns import Candidate
 from planner.search.problem import Problem, Scenario
-from planner.search.work import Work
+from planner.search.work import Work, is_late
 
 __all__ = ["Arc", "Node", "network"]
 
@@ -83,7 +82,7 @@ class _Builder:
             for after in [none] if c.last == n else list(self.begins[c.last]):
                 if self._fits(c, after):
                     self._add_stage(c, after)
-            if len(self.arcs) > most_arcs or (deadline is not None and time.monotonic() > deadline):
+            if len(self.arcs) > most_arcs or is_late(deadline):
                 return None
         return self._reachable()
 

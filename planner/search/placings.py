@@ -27,9 +27,9 @@ __all__ = ["Placings", "placings"]
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 MOST_PLACES = 8
-MOST_ALLOCATIONS = 7_000
+MOST_ALLOCATIONS = 7_000  # of devices to a stage
 MOST_STEPS = 120_000
-MOST_TRANSFERS = 1_500_000
+MOST_TRANSFERS = 1_500_000  # pairs of a head and a state; more take seconds to list
 MOST_NAMES = 24  # ways to exchange the names of places, all of which are tried
 
 
@@ -50,21 +50,22 @@ class Placings:
     def __init__(self, topology: Topology, most_replicas: int) -> None:
         self.topology = topology
         self.links = len(topology.shared)
+        self._byte_us = np.array([1e6 / link.link.bandwidth_bytes_per_s for link in topology.shared])
         joined = nx.Graph(topology.interchangeable)
         self._groups = [sorted(group) for group in nx.connected_components(joined)]
         self._own = {p: [i for i, link in enumerate(topology.shared) if link.below == {p}] for p in range(len(topology.places))}
         self._shares: dict[tuple[Allocation, Allocation], list[tuple[float, float]]] = {}
         capacities = topology.capacities
         self._named = tuple(range(len(topology.places)))
+        self._exchanges = math.prod(math.factorial(len(group)) for group in self._groups)  # ways to exchange names
         few = len(capacities) <= MOST_PLACES and math.prod(c + 1 for c in capacities) <= MOST_ALLOCATIONS
-        self.complete = few and math.prod((c + 1) * (c + 2) // 2 for c in capacities) // math.prod(
-            math.factorial(len(group)) for group in self._groups) <= MOST_STEPS
+        self.complete = few and math.prod((c + 1) * (c + 2) // 2 for c in capacities) // self._exchanges <= MOST_STEPS
         if self.complete:
             every = itertools.product(*(range(c + 1) for c in capacities))
             self.allocations = [a for a in every if 0 < sum(a) <= most_replicas]
             self._build(capacities)
 
-    def sorted_by(self, *keys: Allocation) -> tuple[int, ...]:
+    def _sorted_by(self, *keys: Allocation) -> tuple[int, ...]:
         """Where each place is taken from when interchangeable ones are sorted by these, the largest first."""
         if not self._groups:
             return self._named
@@ -94,7 +95,7 @@ class Placings:
                     continue
                 pattern, total = self.topology.pattern(a), tuple(map(int.__add__, u, a))
                 head = heads.setdefault((u, pattern), len(heads))
-                order = self.sorted_by(total, pattern)
+                order = self._sorted_by(total, pattern)
                 after, q = (total, pattern) if order == self._named else (tuple(total[p] for p in order), tuple(pattern[p] for p in order))
                 state = states.setdefault((after, q), len(states))
                 steps.append((index, sum(u), head, state, orders.setdefault(order, len(orders))))
@@ -110,8 +111,11 @@ class Placings:
         kinds: dict[Allocation, int] = {}
         self.patterns = np.array([kinds.setdefault(self.topology.pattern(a), len(kinds)) for a in self.allocations])
         self.sites: dict[Site, list[int]] = {}
+        self.ring_us = np.zeros((len(self.allocations), 2 * self.links))  # for a byte over every link of the ring
         for index, a in enumerate(self.allocations):
             self.sites.setdefault(self.topology.site(a), []).append(index)
+            for link in self.topology.ring(a).shared:
+                self.ring_us[index, [link, self.links + link]] = self._byte_us[link]
         width = sum(capacities) + 2
         wanted = np.arange(len(self.allocations))[:, None] * width + np.arange(width)
         self.step_bounds = np.searchsorted(self.step_allocation * width + self.step_after, wanted)  # by allocation and devices after it
@@ -119,7 +123,7 @@ class Placings:
         self._pair()
 
     def _moved(self, a: Allocation) -> bool:
-        return tuple(a[p] for p in self.sorted_by(a)) != a
+        return tuple(a[p] for p in self._sorted_by(a)) != a
 
     def _links_of(self, order: tuple[int, ...]) -> list[int]:
         """For each load, up and down a link, from which it is taken when places are sorted so."""
@@ -136,7 +140,7 @@ class Placings:
         """
         if not self._groups:
             return list(self.topology.crossings(sender, receiver))
-        order = self.sorted_by(sender, receiver)
+        order = self._sorted_by(sender, receiver)
         key = (tuple(sender[p] for p in order), tuple(receiver[p] for p in order))
         if key not in self._shares:
             self._shares[key] = self._least_share(*key)
@@ -147,10 +151,9 @@ class Placings:
         return found
 
     def _least_share(self, sender: Allocation, receiver: Allocation) -> list[tuple[float, float]]:
-        named = math.prod(math.factorial(len(group)) for group in self._groups)
-        if math.gcd(sum(sender), sum(receiver)) == 1 or named == 1:
+        if math.gcd(sum(sender), sum(receiver)) == 1:
             return list(self.topology.crossings(sender, receiver))  # everybody sends to everybody, as much
-        if named > MOST_NAMES:
+        if self._exchanges > MOST_NAMES:
             return list(self.topology.least_crossings(sender, receiver))
         least = [(math.inf, math.inf)] * self.links
         for names in itertools.product(*(itertools.permutations(group) for group in self._groups)):
@@ -166,7 +169,6 @@ class Placings:
 
     def _pair(self) -> None:
         """Heads and the states after them, and what a byte sent from one to the other, or back, adds to each link, in microseconds."""
-        unit_us = np.array([1e6 / link.link.bandwidth_bytes_per_s for link in self.topology.shared])
         kinds: dict[Allocation, int] = {}
         before, after = ([(u, kinds.setdefault(pattern, len(kinds))) for u, pattern in nodes] for nodes in (self.heads, self.states))
         heads, states = _grouped(before), _grouped(after)
@@ -188,11 +190,7 @@ class Placings:
         wanted = np.arange(len(self.states))[:, None] * width + np.arange(width)
         self.transfer_bounds = np.searchsorted((state * width + sizes[head])[order], wanted)  # by state and size of the head's pattern
         both = np.array(shares).reshape(len(shares), self.links, 2)
-        self.leaves_us, self.enters_us = both[:, :, 0] * unit_us, both[:, :, 1] * unit_us
-        self.ring_us = np.zeros((len(self.allocations), 2 * self.links))  # for a byte over every link of the ring
-        for index, a in enumerate(self.allocations):
-            for link in self.topology.ring(a).shared:
-                self.ring_us[index, [link, self.links + link]] = unit_us[link]
+        self.leaves_us, self.enters_us = both[:, :, 0] * self._byte_us, both[:, :, 1] * self._byte_us
 
 
 def _grouped(nodes: list[tuple[Allocation, int]]) -> dict[Allocation, Ints]:

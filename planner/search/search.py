@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import heapq
 import math
-import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -32,7 +31,7 @@ from planner.search.laying import Laying, Left
 from planner.search.loose import Loose
 from planner.search.placings import placings
 from planner.search.problem import Problem, Scenario, scenarios
-from planner.search.work import Work
+from planner.search.work import Work, is_late
 from planner.spec.errors import Infeasible
 
 __all__ = ["Found", "search"]
@@ -132,7 +131,7 @@ class _Search:
 
     @property
     def late(self) -> bool:
-        return self.deadline is not None and time.monotonic() > self.deadline
+        return is_late(self.deadline)
 
     def ceiling_us(self) -> float:
         """What a plan must be within to be better than the best."""

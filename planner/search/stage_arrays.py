@@ -18,7 +18,7 @@ from planner.memory import depth_within_batch
 from planner.model.graph import Chain
 from planner.search.problem import Problem, Scenario
 
-__all__ = ["Ints", "StageArrays", "stage_arrays"]
+__all__ = ["Ints", "StageArrays", "least_before", "stage_arrays"]
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -29,6 +29,21 @@ _WHOLE = 2**61  # sums below this are exact in 64 bits
 def stage_arrays(chain: Chain) -> StageArrays:
     """Of a chain, once: scenarios share them."""
     return StageArrays(chain)
+
+
+def least_before(begins: list[int], last: Ints, weights: Ints, never: int) -> Ints:
+    """For each cut, the least weight of stages that run the layers before it; ``never`` where none do.
+
+    The stages stand by ``first``: those of a cut are numbers ``begins[cut]`` to ``begins[cut + 1]``.
+    """
+    end = len(begins) - 2
+    before = np.full(end + 1, never, dtype=np.int64)
+    before[0] = 0
+    for cut in range(end):
+        part = slice(begins[cut], begins[cut + 1])
+        if before[cut] < never:
+            np.minimum.at(before, last[part], before[cut] + weights[part])
+    return before
 
 
 class StageArrays:
