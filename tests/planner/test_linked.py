@@ -167,3 +167,15 @@ def test_a_larger_allocation_is_kept_where_its_count_is_what_the_batch_needs() -
     linked = linked_for(problem, [scenario])
     assert linked is not None and linked.within(700.0) == 2
     assert [stage.allocation for stage in linked.stages()] in ([(2, 0)], [(0, 2)])
+
+
+def test_a_larger_allocation_is_kept_where_its_batch_is_longer() -> None:
+    """Of two and three replicas on each of two servers, two with batches of 4 overfill their links; three with batches of 18 do not."""
+    servers = tuple(Node(f"server{i}", 1, Link(bandwidth, 0.0), None, (Node("device", size, Link(1e13, 0.0), "test", ()),))
+                    for i, (size, bandwidth) in enumerate([(3, 1e9), (3, 1e9), (1, 1e10)]))
+    layers = [layer("a", forward_us=130.0, parameter_bytes=18_000), layer("b", parameter_bytes=10**6)]
+    model = make_profile(layers, [Tensor("x", 0, (1,), 68_000, 0)])
+    problem = problem_of(chain_of(model), Topology(Cluster("servers", (DeviceType("test", 1.0, None),), servers)), PlanOptions(stages=2))
+    linked = linked_for(problem, [Scenario(4, 4, False, 1, 7), Scenario(18, 6, False, 1, 7)])
+    assert linked is not None and linked.within(40.0) == 7
+    assert [stage.replicas for stage in linked.stages()] == [6, 1]
